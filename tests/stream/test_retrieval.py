@@ -13,7 +13,7 @@ from torch import Tensor
 from emblema.stream.forgotten import ForgottenFrames
 from emblema.stream.method import Query, VisibleRange
 from emblema.stream.mosaic.frame_keys import FrameKeys
-from emblema.stream.mosaic.postings import PAGE, Postings
+from emblema.stream.mosaic.postings import BOUND, PAGE, Postings
 from emblema.stream.mosaic.retrieval import KeyOrder, choose_frames
 from emblema.stream.settings import StreamSettings, change_settings
 
@@ -171,6 +171,34 @@ def test_postings_find_most_of_what_comparing_all_finds(seed: int) -> None:
         wanted += float(shares[torch.from_numpy(exact) - 3].sum())
         assert len(near) == len(exact) == 64
     assert found >= 0.9 * wanted
+
+
+def test_a_code_reaches_as_far_as_the_farthest_key_of_its_list() -> None:
+    keys = scenes(1500, 1, 2, seed=1)
+    keys[::50] += 4 * torch.randn(30, 1, 2, WIDTH, generator=torch.Generator().manual_seed(2))
+    held, postings = memory_of(keys)
+    state = postings.state()
+    means, reach, pages = (state.tensors[name] for name in ("means", "reach", "pages"))
+    for head, lists in enumerate(state.facts["lists"]):
+        for code, own in enumerate(lists):
+            entries = pages[own].flatten()
+            found = held.of_heads(entries[entries >= 0][None].long(), torch.tensor([head]))[0]
+            farthest = float((found - means[head, code].float()).norm(dim=1).max())
+            # Means are rounded, and move a little after a key has come.
+            assert 0.5 * farthest - 0.01 <= float(reach[head, code]) * WIDTH**0.5 / BOUND <= 2 * farthest + 0.01
+        assert bool((reach[head, len(lists) :] < -1e20).all())
+
+
+def test_pages_go_on_where_keys_cannot_be_counted_in_16_bits() -> None:
+    keys = scenes(4200, 8, 1, seed=1)
+    held, postings = memory_of(keys[:4000], together=200)
+    before = postings.state().tensors["pages"].dtype
+    held.add(range(4003, 4203), keys[4000:])
+    postings.add(range(4003, 4203))
+    state = postings.state()
+    assert (before, state.tensors["pages"].dtype) == (torch.int16, torch.int32)
+    listed = state.tensors["pages"].flatten()
+    assert sorted(listed[listed >= 0].tolist()) == list(range(8 * 4200))
 
 
 @given(SEEDS, st.integers(1, 60))

@@ -6,7 +6,6 @@ visits the codes that it would attend most, and the keys in their lists are its 
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy
 import torch
@@ -23,12 +22,17 @@ PAGE = 32
 """Keys of a page. A list of one page is cut in two when the page is full, as long as there are few codes."""
 CODES = 1024
 """Codes of a head, about. From there on a list is cut that has four times the keys that each of so many would have."""
-RANKS = 6
+RANKS = 16
 """Codes of a query's order that are told apart."""
 BIG = float(numpy.finfo(numpy.float32).max)
-BOUND = 3.0
-"""Standard deviations of its keys that a code's product with a query is raised by."""
-SPREAD = 4
+NOWHERE = -1e30
+"""The reach of a code without keys."""
+BOUND = 1.75
+"""What a product with a code's mean is raised by: standard deviations of what its farthest key adds to it, were the way
+from the mean to that key of a direction drawn at random."""
+FEWER = 0.8
+"""Share of the keys asked for that the heads find on average; no head visits less than half of the codes for it."""
+SPREAD = 8
 """Times as many codes are visited where only a part of the stream may be seen."""
 SHOWN = 4
 """Pages of a list that are visited, at most: of longer lists some that are spread over time."""
@@ -47,11 +51,13 @@ class Postings:
         self._keys = keys
         heads, width = keys.heads, keys.width
         self._means = torch.zeros(heads, 16, width, dtype=MEANS)
-        # Keys of each code, and the sum of their squared distances from their mean.
-        self._counts, self._scatter = torch.zeros(heads, 16), torch.zeros(heads, 16)
+        # Keys of each code, and the distance of the farthest one when it came, times `_bound`.
+        self._bound = BOUND * width**-0.5
+        self._counts, self._reach = torch.zeros(heads, 16), torch.full((heads, 16), NOWHERE)
         # By head and code, its pages in the order of time; all but the last one are full.
         self._lists: list[list[list[int]]] = [[] for _ in range(heads)]
-        self._pages = torch.full((0, PAGE), -1, dtype=torch.int32)
+        # In 16 bits as long as the keys can be counted so.
+        self._pages = torch.full((0, PAGE), -1, dtype=torch.int16)
         # By head and code, the pages that are visited, -1 for none; one of each until a list has more.
         self._shown = torch.full((heads, 16, 1), -1, dtype=torch.int32)
         self._free: list[int] = []
@@ -60,7 +66,7 @@ class Postings:
     @property
     def bytes(self) -> int:
         """Bytes on the host; spare pages are not written and take none."""
-        own = (self._means, self._counts, self._scatter, self._shown, self._pages[: self._used])
+        own = (self._means, self._counts, self._reach, self._shown, self._pages[: self._used])
         return sum(part.nbytes for part in own)
 
     @property
@@ -103,14 +109,14 @@ class Postings:
         """Let keys [n, width] into the statistics of their codes, counted over all heads; return these, each once."""
         changed: Tensor
         changed, own = places.unique(return_inverse=True)
-        means, counts, scatter = self._means.flatten(0, 1), self._counts.view(-1), self._scatter.view(-1)
+        means, counts, reach = self._means.flatten(0, 1), self._counts.view(-1), self._reach.view(-1)
         counts.index_add_(0, places, torch.ones(len(places)))
         former = means[changed].float()
-        away = states - former[own]
-        moved = torch.zeros_like(former).index_add_(0, own, away) / counts[changed, None]
-        means[changed] = (former + moved).to(MEANS)
-        wider = torch.zeros(len(changed)).index_add_(0, own, away.square().sum(1))
-        scatter[changed] += (wider - counts[changed] * moved.square().sum(1)).clamp_min_(0)
+        sums = torch.zeros_like(former).index_add_(0, own, states - former[own])
+        present = former + sums / counts[changed, None]
+        means[changed] = present.to(MEANS)
+        distances = torch.linalg.vector_norm(states - present[own], dim=1)
+        reach.scatter_reduce_(0, places, self._bound * distances, "amax")
         return changed
 
     def _append(self, places: Sequence[int], counts: Sequence[int], entries: Tensor) -> None:
@@ -134,6 +140,8 @@ class Postings:
                 self._show(head, code)
             rows.append(pages[-1])
             columns.append(done % PAGE)
+        if self._pages.dtype == torch.int16 and int(entries.max()) > torch.iinfo(torch.int16).max:
+            self._pages = self._pages.int()
         self._pages.numpy()[rows, columns] = numpy.tile(entries.numpy(), len(self._lists))
 
     def _show(self, head: int, code: int) -> None:
@@ -166,11 +174,11 @@ class Postings:
         keys = self._keys.of_heads(entries, torch.tensor([head for head, _ in lists]))
         here = torch.arange(entries.shape[1]) < sizes[:, None]
         second = second_sides(keys, sizes)
-        halves = [(side, *_statistics(keys, side)) for side in (here & ~second, here & second)]
+        halves = [(side, *self._statistics(keys, side)) for side in (here & ~second, here & second)]
         for index, (head, code) in enumerate(lists):
             self._free_pages(head, code)
-            for place, (side, means, scatter) in zip((code, self._new(head)), halves, strict=True):
-                self._set(head, place, listed[index][side[index, : len(listed[index])]], means[index], scatter[index])
+            for place, (side, means, reach) in zip((code, self._new(head)), halves, strict=True):
+                self._set(head, place, listed[index][side[index, : len(listed[index])]], means[index], reach[index])
 
     def _new(self, head: int) -> int:
         """Return a code of a head that has no keys; one whose list was emptied is taken first."""
@@ -181,12 +189,9 @@ class Postings:
         held = self._counts.shape[1]
         if new == held:
             more = max(16, held // 8)
-            self._means, self._counts, self._scatter = (
-                torch.cat((own, own.new_zeros(own.shape[0], more, *own.shape[2:])), 1)
-                for own in (self._means, self._counts, self._scatter)
-            )
-            self._shown = torch.cat(
-                (self._shown, self._shown.new_full((len(self._lists), more, self._shown.shape[2]), -1)), 1
+            self._means, self._counts, self._reach, self._shown = (
+                torch.cat((own, own.new_full((own.shape[0], more, *own.shape[2:]), none)), 1)
+                for own, none in ((self._means, 0), (self._counts, 0), (self._reach, NOWHERE), (self._shown, -1))
             )
         return new
 
@@ -200,15 +205,15 @@ class Postings:
         self._free += self._lists[head][code]
         self._lists[head][code] = []
 
-    def _set(self, head: int, code: int, entries: Tensor, mean: Tensor, scatter: Tensor) -> None:
-        """Make a list, whose pages are free, one of keys [n] with the mean [width] and scatter []."""
+    def _set(self, head: int, code: int, entries: Tensor, mean: Tensor, reach: Tensor) -> None:
+        """Make a list, whose pages are free, one of keys [n] with the mean [width] and reach []."""
         count = len(entries)
         self._lists[head][code] = pages = [self._page() for _ in range(0, count, PAGE)]
         held, numbers = self._pages.numpy(), entries.numpy()
         for place, page in enumerate(pages):
             part = numbers[place * PAGE : (place + 1) * PAGE]
             held[page, : len(part)] = part
-        self._means[head, code], self._scatter[head, code], self._counts[head, code] = mean.to(MEANS), scatter, count
+        self._means[head, code], self._reach[head, code], self._counts[head, code] = mean.to(MEANS), reach, count
         self._show(head, code)
 
     def forget(self, frames: Sequence[int]) -> None:
@@ -224,127 +229,119 @@ class Postings:
                 if len(left) < len(entries):
                     self._free_pages(head, code)
                     keys = self._keys.of_heads(left[None], torch.tensor([head]))
-                    means, scatter = _statistics(keys, torch.ones(keys.shape[:2], dtype=torch.bool))
-                    self._set(head, code, left, means[0], scatter[0])
+                    means, reach = self._statistics(keys, torch.ones(keys.shape[:2], dtype=torch.bool))
+                    self._set(head, code, left, means[0], reach[0])
+
+    def _statistics(self, keys: Tensor, here: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means [lists, width] and reaches [lists] of the keys that are `here`.
+
+        Args:
+            keys: [lists, n, width].
+            here: [lists, n] bool; the mean of none is zero.
+        """
+        weights = here.float()
+        means = (keys * weights[:, :, None]).sum(1) / weights.sum(1, keepdim=True).clamp_min(1)
+        reach = self._bound * torch.linalg.vector_norm(keys - means[:, None], dim=2)
+        return means, reach.where(here, NOWHERE).amax(1) if keys.shape[1] else means.new_full((len(means),), NOWHERE)
 
     def find(self, states: Tensor, low: int, high: int, most: int) -> tuple[Entries, Masses]:
         """Find keys that queries may attend most, and about how much there is to attend.
 
         A query visits the codes of its head in the order of the most that one of their keys is likely to get: the
-        product with the mean, and `BOUND` standard deviations. What all queries of a head visit first is taken first.
+        product with the mean, and the query's length times the code's reach. What all queries of a head visit first is
+        taken first.
 
         Args:
             states: [heads, queries, width], those of all query heads that share a key head.
             low, high: frames before and from which are left out.
-            most: keys of a head, about.
+            most: keys of a head; so many are left where only a part of the stream may be seen.
 
         Returns:
             Keys [heads, n] as `FrameKeys.of_heads` counts them, -1 for none; and [heads, queries] the logarithm of the
             sum over all keys, as `FrameKeys.logits` counts, by the codes' means: it comes out too small.
         """
-        held, width = max(map(len, self._lists)), self._keys.width
-        counts, scatter = self._counts.numpy()[:, :held], self._scatter.numpy()[:, :held]
-        bounds = (states @ self._means[:, :held].float().transpose(1, 2)).numpy()
-        with numpy.errstate(divide="ignore"):
-            mass = log_sum(bounds + numpy.log(counts)[:, None])
-        # By the width, as a query lies in one direction of it.
-        spread = numpy.sqrt(scatter / (numpy.maximum(counts, 1) * width))
-        spread[counts == 0] = -numpy.inf
-        lengths = numpy.maximum(numpy.linalg.norm(states.numpy(), axis=2), 1e-12)
-        bounds += (BOUND * lengths)[:, :, None] * spread[:, None]
+        held, heads = max(map(len, self._lists)), len(self._lists)
+        counts = self._counts.numpy()[:, :held]
+        products = states @ self._means[:, :held].float().transpose(1, 2)
+        mass = log_sum(products.numpy(), counts)
+        lengths = torch.linalg.vector_norm(states, dim=2, keepdim=True).clamp_min_(1e-12)
+        bounds = products.baddbmm_(lengths, self._reach[:, None, :held]).numpy()
         # Of a long list no more than `SHOWN` pages are visited.
         visited = float(numpy.minimum(counts, SHOWN * PAGE).sum()) / self.codes
         parts, first = self._keys.parts, self._keys.first
         begin, end = (low - first) * parts, (high - first) * parts
         whole = begin <= 0 and end >= self._entries
-        wanted = math.ceil(most / visited)
-        heads, codes = _visited(bounds, min(wanted if whole else SPREAD * wanted, held))
-        pages = self._shown.numpy()[heads, codes]
-        listed = pages >= 0
-        entries = self._pages.numpy()[pages[listed]]
-        owners = numpy.repeat(heads, listed.sum(1))
-        found = _by_head(entries, entries >= 0, owners, len(self._lists))
+        wanted = math.ceil(FEWER * most / visited * (1 if whole else SPREAD))
+        owners, codes = _visited(bounds, min(wanted, held)).nonzero()
+        pages = self._shown.numpy()[owners, codes]
+        entries = self._pages.numpy().take(pages, axis=0)
+        if pages.min(initial=0) < 0:
+            entries[pages < 0] = -1
+        entries = entries.reshape(len(owners), -1)
+        inside = entries >= max(begin, 0)
         if not whole:
-            inside = (found >= max(begin, 0)) & (found < end)
-            inside &= numpy.cumsum(inside, axis=1) <= most
-            found = _by_head(found, inside, numpy.arange(len(found)), len(found))
-        return found, mass
+            inside &= entries < end
+        sizes = numpy.bincount(owners, weights=inside.sum(1), minlength=heads).astype(numpy.int64)
+        found = numpy.full((heads, int(sizes.max())), -1, dtype=numpy.int64)
+        found[numpy.arange(found.shape[1]) < sizes[:, None]] = entries[inside]
+        return found if whole else found[:, :most], mass
 
     def state(self) -> StreamState:
         """Return the state for a file."""
-        tensors = {"means": self._means, "scatter": self._scatter, "counts": self._counts, "shown": self._shown}
+        tensors = {"means": self._means, "reach": self._reach, "counts": self._counts, "shown": self._shown}
         tensors["pages"] = self._pages[: self._used]
         return StreamState(tensors, {"lists": self._lists, "free": self._free})
 
     def restore(self, state: StreamState) -> None:
         """Go on from a saved state; no frame has come yet."""
         tensors = state.tensors
-        self._means, self._scatter, self._counts = (tensors[name] for name in ("means", "scatter", "counts"))
+        self._means, self._reach, self._counts = (tensors[name] for name in ("means", "reach", "counts"))
         self._pages, self._used, self._shown = tensors["pages"], len(tensors["pages"]), tensors["shown"]
         self._lists, self._free = state.facts["lists"], state.facts["free"]
         self._entries = self._keys.count * self._keys.parts
 
 
-def _statistics(keys: Tensor, here: Tensor) -> tuple[Tensor, Tensor]:
-    """Return means [lists, width], and sums of squared distances from them [lists], of the keys that are `here`.
-
-    Args:
-        keys: [lists, n, width].
-        here: [lists, n] bool; the mean of none is zero.
-    """
-    weights = here.float()[:, :, None]
-    means = (keys * weights).sum(1) / weights.sum(1).clamp_min(1)
-    return means, ((keys - means[:, None]).square() * weights).sum((1, 2))
-
-
-def log_sum(logits: NDArray[numpy.float32]) -> NDArray[numpy.float32]:
+def log_sum(logits: NDArray[numpy.float32], counts: NDArray[numpy.float32] | None = None) -> NDArray[numpy.float32]:
     """Return the logarithm of the sum of exponentials over the last axis.
 
     What torch does of the kind takes ten times as long where sums have numbers that are almost nothing.
+
+    Args:
+        logits: [heads, queries, n].
+        counts: [heads, n], how often each is counted; once if left out.
     """
-    highest = logits.max(-1, keepdims=True)
-    highest[highest == -numpy.inf] = 0
+    highest = numpy.maximum(logits.max(-1, keepdims=True), -BIG)
+    shares = logits - highest
+    numpy.exp(shares, out=shares)
+    sums = shares.sum(-1) if counts is None else (shares @ counts[:, :, None])[:, :, 0]
     with numpy.errstate(divide="ignore"):
-        found: NDArray[numpy.float32] = numpy.log(numpy.exp(logits - highest).sum(-1)) + highest[..., 0]
+        found: NDArray[numpy.float32] = numpy.log(sums) + highest[:, :, 0]
     return found
 
 
-def _by_head(entries: NDArray[Any], here: NDArray[numpy.bool], heads: Entries, count: int) -> Entries:
-    """Return keys [heads, n] of `count` heads, -1 for none.
+def _visited(bounds: NDArray[numpy.float32], wanted: int) -> NDArray[numpy.bool]:
+    """Return which codes are visited, [heads, codes]: `wanted` of a head on average or somewhat more, half of each.
 
     Args:
-        entries: [rows, m], and which of them there are.
-        heads: [rows], rising.
-    """
-    each = here.sum(1)
-    sizes = numpy.bincount(heads, weights=each, minlength=count).astype(numpy.int64)
-    owners = numpy.repeat(heads, each)
-    found = numpy.full((count, int(sizes.max())), -1, dtype=numpy.int64)
-    found[owners, numpy.arange(len(owners)) - (numpy.cumsum(sizes) - sizes)[owners]] = entries[here]
-    return found
-
-
-def _visited(bounds: NDArray[numpy.float32], wanted: int) -> tuple[Entries, Entries]:
-    """Return heads and codes that are visited, [n] each, by head: `wanted` of each head or somewhat more.
-
-    Args:
-        bounds: [heads, queries, codes], -inf for no code; overwritten.
+        bounds: [heads, queries, codes]; overwritten.
     """
     heads, queries, codes = bounds.shape
-    flat, seen = bounds.reshape(heads * queries, codes), numpy.zeros((heads, codes), dtype=bool)
-    numbers = numpy.arange(len(flat))
-    owners = numbers // queries
+    flat, seen = bounds.reshape(-1, codes), numpy.zeros((heads, codes), dtype=bool)
+    every, marks = flat.reshape(-1), seen.reshape(-1)
+    starts = numpy.arange(0, flat.size, codes)
+    places = numpy.arange(0, seen.size, codes).repeat(queries)
     highest = flat.max(1)
     for rank in range(1, RANKS + 1):
         best = flat.argmax(1)
-        seen[owners, best] = True
-        flat[numbers, best] = -numpy.inf
-        if rank * queries >= wanted and int(seen.sum(1).min()) >= wanted:
-            break
-    else:
-        # Few queries, or such as agree: codes that come closest to a query's first one fill up.
-        nearness = (flat - highest[:, None]).reshape(bounds.shape).max(1)
-        nearness[seen] = numpy.inf
-        seen |= nearness >= numpy.maximum(numpy.partition(nearness, -wanted, axis=1)[:, -wanted, None], -BIG)
-    found, visited = seen.nonzero()
-    return found.astype(numpy.int64, copy=False), visited.astype(numpy.int64, copy=False)
+        marks[places + best] = True
+        best += starts
+        every[best] = -numpy.inf
+        if rank * queries < wanted or numpy.count_nonzero(seen) < wanted * heads:
+            continue
+        if 2 * int(seen.sum(1).min()) >= wanted:
+            return seen
+    # Few queries, or such as agree: codes that come closest to a query's first one fill up.
+    nearness = (flat - highest[:, None]).reshape(bounds.shape).max(1)
+    nearness[seen] = numpy.inf
+    seen |= nearness >= numpy.maximum(numpy.partition(nearness, -wanted, axis=1)[:, -wanted, None], -BIG)
+    return seen
