@@ -183,5 +183,5 @@ def test_nothing_measured_holds_no_bar() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["reference", "reference-mha", "reference-mla", "reference-deepstack"])
 def test_what_has_to_hold_holds_at_every_size_on_every_model(model: str) -> None:
-    found = measure_tables(Engine.load(model_source(model)), SampleSize(20, 23), ["orbit", "survivors", "recall"])
+    found = measure_tables(Engine.load(model_source(model)), SampleSize(10, 23), ["orbit", "survivors", "recall"])
     assert [bar.name for table in found for bar in table.bars if not bar.holds] == []

@@ -82,7 +82,7 @@ def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_process_ends_well_while_its_forming_thread_does() -> None:
-    for _ in range(6):
+    for _ in range(3):
         done = emblema("ask", "--image", str(DEMO / "map-01.png"), "what colour is under the tent ?", "--model", MODEL)
         assert done.returncode == 0, done.stderr
 
