@@ -8,7 +8,8 @@ from torch import Tensor
 
 from emblema.kv.layout import LayerRows
 from emblema.store.arriving import ArrivingRows
-from emblema.store.uploads import ALIGNMENT, STAGES, CudaUploadStream, RowUploader
+from emblema.store.settings import StoreSettings
+from emblema.store.uploads import ALIGNMENT, STAGES, CudaUploadStream, LayerUploader, RowUploader
 
 LAYERS = 7
 
@@ -100,6 +101,23 @@ def test_rows_that_stay_in_host_memory_are_handed_on() -> None:
     rows = layer(1)
     found, event = RowUploader.of(torch.device("cpu"), [rows.bytes]).upload(rows)
     assert found.keys is rows.keys and event is None
+
+
+def test_each_layer_goes_to_its_device() -> None:
+    devices = [torch.device(name) for name in ("cpu", "meta", "meta", "cpu")]
+    layers = [layer(number) for number in range(4)]
+    uploader = LayerUploader(devices, [each.bytes for each in layers])
+    for index, rows in enumerate(layers):
+        found, _ = uploader.upload(index, rows)
+        assert found.keys.device == found.values.device == devices[index]
+    uploader.finish()
+
+
+def test_layers_of_other_models_go_to_the_stores_device() -> None:
+    devices = (torch.device("cpu"), torch.device("meta"))
+    settings = StoreSettings(device="cpu", layer_devices=devices)
+    assert settings.row_devices(2) == devices and settings.devices == frozenset(devices)
+    assert settings.row_devices(3) == (torch.device("cpu"),) * 3
 
 
 def test_cuda_is_asked_in_the_right_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,10 +94,14 @@ class Patch:
 
     def to(self, device: torch.device) -> "Patch":
         """Return the patch on a device."""
+        return self.spread([device] * len(self.layers))
+
+    def spread(self, devices: Sequence[torch.device]) -> "Patch":
+        """Return the patch with each layer on a device of its own."""
         return Patch(
             tuple(
                 None if layer is None else LayerPatch(layer.keys.to(device), layer.values.to(device))
-                for layer in self.layers
+                for layer, device in zip(self.layers, devices, strict=True)
             )
         )
 
@@ -202,12 +206,12 @@ def _matrix(rows: Tensor) -> Tensor:
 
 
 def _factor_together(matrices: Sequence[Tensor], rank: int, dtype: torch.dtype) -> list[Factors]:
-    """Return the leading factors of each matrix [tokens, features]; those of one shape are worked out as one batch."""
-    shapes: dict[tuple[int, int], list[int]] = {}
+    """Return the leading factors of each matrix [tokens, features]; those of one shape on one device are one batch."""
+    alike: dict[tuple[tuple[int, int], torch.device], list[int]] = {}
     for index, matrix in enumerate(matrices):
-        shapes.setdefault((matrix.shape[0], matrix.shape[1]), []).append(index)
+        alike.setdefault(((matrix.shape[0], matrix.shape[1]), matrix.device), []).append(index)
     found: dict[int, Factors] = {}
-    for shape, indices in shapes.items():
+    for (shape, _), indices in alike.items():
         few = max(1, BATCH_BYTES // (4 * max(1, shape[0] * shape[1])))
         for start in range(0, len(indices), few):
             batch = indices[start : start + few]

@@ -60,7 +60,7 @@ class PieceCache:
         self._forget_prefixes, self._trust = forget_prefixes, state.trust
         self.publish: Callable[[str, str], None] | None = None
         self._clock = SteadyClock(self.settings.clock)
-        reader = TierReader(self.tiers, state.device, self.settings.terms, self.settings.pinned)
+        reader = TierReader(self.tiers, self.settings, state.device)
         self.lookup = PieceLookup(state, reader, get=self._get, use=self._use, admit=self._admit)
         self.mover = RowMover(state, reader, remove=self._remove, finished=self._finish_move)
         self.leases = LeaseQueue(self.changed, self.table)

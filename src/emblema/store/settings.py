@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,8 @@ class StoreSettings:
             made again; not part of the other budgets.
         deletion_seconds: within which a deletion by another process is honoured, where the store has a feed of them.
         device: where loaded rows are wanted; None for the GPU if there is one, else the CPU.
+        layer_devices: where each layer's rows are wanted, of a model whose layers are on several devices; the rows of
+            models with another number of layers go to `device`, as those of all do where it is empty.
         pinned: whether rows that are loaded into a CPU's memory are page-locked, which a GPU copies fastest; needs one.
         clock: returns Unix time in seconds.
 
@@ -54,6 +56,7 @@ class StoreSettings:
     library_bytes: int = 2**30
     deletion_seconds: float = 5.0
     device: torch.device | str | None = None
+    layer_devices: Sequence[torch.device] = ()
     pinned: bool = False
     clock: Callable[[], float] = time.time
 
@@ -74,11 +77,26 @@ class StoreSettings:
         """Return the device of loaded rows."""
         return default_device() if self.device in (None, "auto") else place_of(self.device)
 
-    def host_budget(self, device: torch.device) -> int | None:
+    def row_devices(self, layers: int) -> tuple[torch.device, ...]:
+        """Return where the rows of each of so many layers are wanted."""
+        if len(self.layer_devices) == layers:
+            return tuple(self.layer_devices)
+        return (self.resolve_device(),) * layers
+
+    @property
+    def devices(self) -> frozenset[torch.device]:
+        """All devices that rows are wanted on."""
+        return frozenset({self.resolve_device(), *self.layer_devices})
+
+    def device_budget(self) -> int:
+        """Return the bytes of the devices' memory for pieces, where nobody says: a quarter of what is free now."""
+        return max(1, sum(free_bytes(device) // 4 for device in self.devices))
+
+    def host_budget(self) -> int | None:
         """Return the bytes of host memory for pieces that leave a device's memory; None for no bound."""
         if self.host_bytes != "auto":
             return self.host_bytes
-        return 0 if device.type == "cpu" else free_bytes(torch.device("cpu")) // 4
+        return 0 if all(device.type == "cpu" for device in self.devices) else free_bytes(torch.device("cpu")) // 4
 
 
 def check_number(name: str, value: object, *, zero: bool = False) -> None:

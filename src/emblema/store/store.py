@@ -21,7 +21,7 @@ from emblema.store.leases import Lease
 from emblema.store.pieces import PieceTable
 from emblema.store.prefixes import PrefixRegistry, PrefixStore
 from emblema.store.record import SHARED, RemoteTier, Terms
-from emblema.store.settings import StoreSettings, check_number, free_bytes
+from emblema.store.settings import StoreSettings, check_number
 from emblema.store.state import CacheState
 from emblema.store.statistics import StoreCounters, StoreStatistics
 from emblema.store.tiers import TierStack
@@ -82,9 +82,9 @@ class Store:
                 check_number(name, size)
         quotas = {owner_digest(salt): size for salt, size in self.settings.quotas.items()}
         if device_bytes == "auto":
-            device_bytes = max(1, free_bytes(device) // 4)
+            device_bytes = self.settings.device_budget()
         table = PieceTable(
-            {"device": device_bytes, "host": self.settings.host_budget(device)},
+            {"device": device_bytes, "host": self.settings.host_budget()},
             lambda owner: quotas.get(owner, quota),
         )
         self.disk = _open_disk(folder, disk_bytes, self.settings)

@@ -13,6 +13,7 @@ import torch
 from emblema.errors import EmblemaError, LoadError, StoreError
 from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk, Encoded
+from emblema.kv.patch import Patch
 from emblema.store import codec
 from emblema.store.arriving import ArrivingRows
 from emblema.store.deletion_feed import LocalTrust
@@ -22,8 +23,9 @@ from emblema.store.identity import artifact_id
 from emblema.store.keys import ArtifactKey
 from emblema.store.pieces import CachedPiece
 from emblema.store.record import Name, Record, RecordHeader, RecordReader, RecordTier, RemoteTier, Terms, is_id
+from emblema.store.settings import StoreSettings
 from emblema.store.statistics import StoreCounters
-from emblema.store.uploads import RowUploader
+from emblema.store.uploads import LayerUploader
 
 if TYPE_CHECKING:
     from emblema.store.disk import DiskEntry, DiskTier
@@ -261,14 +263,14 @@ class TierReader:
 
     Args:
         tiers: the slower tiers.
-        device: where tensors are wanted.
-        terms: of records that carry none.
-        pinned: whether rows in a CPU's memory are page-locked.
+        settings: say where rows are wanted, and the terms of records that carry none.
+        device: where other tensors are wanted.
     """
 
-    def __init__(self, tiers: TierStack, device: torch.device, terms: Terms, pinned: bool = False) -> None:
-        self._tiers, self._device, self._default_terms = tiers, device, terms
-        self._pinned = pinned and device.type == "cpu"
+    def __init__(self, tiers: TierStack, settings: StoreSettings, device: torch.device) -> None:
+        self._tiers, self._settings, self._device = tiers, settings, device
+        self._default_terms = settings.terms
+        self._pinned = settings.pinned and all(each.type == "cpu" for each in settings.devices)
         self._lock = threading.Lock()
         # Keys read from headers, by id, which is a digest of the key.
         self._keys: OrderedDict[str, ArtifactKey] = OrderedDict()
@@ -294,7 +296,7 @@ class TierReader:
             if found != key:
                 raise StoreError(f"{id[:12]} holds another patch than its name says")
             terms = self._terms(label, reader.header)
-            return StoredPiece(label, reader.header, terms, artifact=artifact.to(self._device))
+            return StoredPiece(label, reader.header, terms, artifact=self._placed(artifact))
 
         return self._tiers.read(id, (owner,), parse)
 
@@ -331,14 +333,14 @@ class TierReader:
             try:
                 if codec.layer_bytes(reader.header) != piece.sizes:
                     raise LoadError(reader.header.id, "its layers have other sizes than before")
-                uploader = RowUploader.of(self._device, piece.sizes)
+                uploader = LayerUploader(self._settings.row_devices(len(piece.sizes)), piece.sizes)
                 for index, layer in enumerate(codec.read_layers(reader)):
                     if rows.failed is not None:
                         break
                     if self._pinned:
                         rows.arrive(index, layer.pinned())
                     else:
-                        rows.arrive(index, *uploader.upload(layer))
+                        rows.arrive(index, *uploader.upload(index, layer))
                 uploader.finish()
             except LoadError as failure:
                 error = failure
@@ -352,6 +354,12 @@ class TierReader:
         if label is None:
             raise error
         return label
+
+    def _placed(self, artifact: Artifact) -> Artifact:
+        """Return an artifact where it is wanted: each layer of a patch where that layer's rows are."""
+        if isinstance(artifact, Patch):
+            return artifact.spread(self._settings.row_devices(len(artifact.layers)))
+        return artifact.to(self._device)
 
     def _terms(self, label: str, header: RecordHeader) -> Terms:
         """Return a record's terms; those in the disk's index include the pin.

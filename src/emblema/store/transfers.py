@@ -15,7 +15,7 @@ from emblema.store.arriving import ArrivingRows
 from emblema.store.pieces import CachedPiece
 from emblema.store.state import CacheState
 from emblema.store.tiers import DISK, TierReader, move_encoding
-from emblema.store.uploads import RowUploader
+from emblema.store.uploads import LayerUploader
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +85,9 @@ class RowMover:
         finished: Callable[[CachedPiece, bool], None],
     ) -> None:
         # Whether device memory is other memory than the host's, so that rows have to be copied between them.
-        self.copies = state.device.type != "cpu"
-        self._changed, self._table, self._counters, self._device = (
-            state.changed, state.table, state.counters, state.device,
-        )  # fmt: skip
+        self.copies = any(device.type != "cpu" for device in state.settings.devices)
+        self._changed, self._table, self._counters = state.changed, state.table, state.counters
+        self._settings = state.settings
         self._deadline, self._reader = state.settings.load_deadline, reader
         self._remove, self._finished = remove, finished
         self._workers = WorkerPool("loader")
@@ -127,9 +126,9 @@ class RowMover:
         self._workers.close()
 
     def _promote(self, held: KVRows, rows: ArrivingRows) -> None:
-        uploader = RowUploader.of(self._device, [layer.bytes for layer in held])
+        uploader = LayerUploader(self._settings.row_devices(len(held)), [layer.bytes for layer in held])
         for index, layer in enumerate(held):
-            rows.arrive(index, *uploader.upload(layer))
+            rows.arrive(index, *uploader.upload(index, layer))
         uploader.finish()
 
     def _fill(self, piece: CachedPiece, rows: ArrivingRows, read: Callable[[], str | None]) -> None:

@@ -161,5 +161,30 @@ class RowUploader:
                 stage.done.wait()
 
 
+class LayerUploader:
+    """Copies the layers of one chunk to their devices; for one thread.
+
+    Args:
+        devices: of each layer.
+        sizes: bytes of each layer.
+    """
+
+    def __init__(self, devices: Sequence[torch.device], sizes: Sequence[int]) -> None:
+        own: dict[torch.device, list[int]] = {}
+        for device, size in zip(devices, sizes, strict=True):
+            own.setdefault(device, []).append(size)
+        self._devices = devices
+        self._uploaders = {device: RowUploader.of(device, held) for device, held in own.items()}
+
+    def upload(self, layer: int, rows: LayerRows) -> tuple[LayerRows, UploadEvent | None]:
+        """Return a layer's rows on its device, as `RowUploader.upload` does."""
+        return self._uploaders[self._devices[layer]].upload(rows)
+
+    def finish(self) -> None:
+        """Wait until every layer is there."""
+        for uploader in self._uploaders.values():
+            uploader.finish()
+
+
 def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
