@@ -43,8 +43,10 @@ class FakeDeviceTensor(Tensor):
     inner: Tensor
 
     @staticmethod
-    def __new__(cls, inner: Tensor) -> "FakeDeviceTensor":
-        """Wrap a tensor of the CPU."""
+    def __new__(cls, inner: Tensor, requires_grad: bool = False) -> "FakeDeviceTensor":
+        """Wrap a tensor of the CPU; one that is there is handed back, as to accelerate, which makes parameters anew."""
+        if isinstance(inner, FakeDeviceTensor):
+            return inner
         made: FakeDeviceTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
             device=torch.device(NAME, 0),

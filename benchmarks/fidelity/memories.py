@@ -91,7 +91,7 @@ class ItemMemories:
                 adapter.fingerprint,
                 adapter.layouts,
                 adapter.dtype,
-                adapter.device,
+                adapter.devices,
                 PairBases(None),
                 store.owner,
                 settings_of(name, adapter.layouts, adapter.dtype.itemsize),

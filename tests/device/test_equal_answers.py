@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from emblema import AsyncEngine, Engine, Store
-from emblema.errors import StoreError, UnsupportedModelError
+from emblema.errors import StoreError
 from emblema.kv.device import default_device
 from emblema.store.settings import StoreSettings
 from emblema.stream.methods import METHODS
@@ -135,10 +135,3 @@ def test_a_store_on_another_accelerator_than_the_model_is_refused() -> None:
     model, bundle = CASES["qwen2_5_vl"].build(0)
     with Store() as store, pytest.raises(StoreError, match="StoreSettings\\(device='cpu'\\)"):
         Engine(model, bundle, store=store)
-
-
-def test_a_decoder_on_two_devices_is_refused() -> None:
-    model, bundle = CASES["qwen2_5_vl"].build(0)
-    model.model.language_model.layers[0].to(default_device())
-    with pytest.raises(UnsupportedModelError, match="device_map"):
-        Engine(model, bundle)

@@ -18,7 +18,7 @@ LINKING = {
 }
 FORMING = {
     # A patch is kept only if it is finite: once for each.
-    "kv/layout.py:all_finite aten._local_scalar_dense.default": 2,
+    "kv/layout.py:_finite aten._local_scalar_dense.default": 2,
 }
 STEP = {"session/decode_batch.py:step aten._to_copy.default": 1}
 TOKEN = {"session/decoding.py:__call__ aten._to_copy.default": 1}

@@ -1,6 +1,7 @@
 """Checkpoints that are whole load; every other is one clear error, and no weight is ever random."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from emblema.errors import ModelError
+from emblema.errors import EmblemaError, ModelError
 from emblema.models.fingerprint import fingerprint
 from emblema.models.load import load_model, load_parts
 from tests import families as matrix
@@ -140,3 +141,22 @@ def test_a_broken_chat_template(folder: Path, text: str) -> None:
     (folder / "chat_template.json").write_text(text)
     with pytest.raises(ModelError, match="chat_template.json|a tokenizer"):
         load_parts(str(folder))
+
+
+def test_a_device_and_a_map_of_devices_are_refused_together(folder: Path) -> None:
+    with pytest.raises(ModelError, match="Both device and device_map are given"):
+        load_model(folder, device="cpu", device_map="auto")
+    with pytest.raises(ModelError, match="max_memory is given without device_map"):
+        load_model(folder, max_memory={0: "10GiB"})
+
+
+def test_a_map_without_accelerate_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(EmblemaError, match="pip install 'emblema\\[sharded\\]'"):
+        load_model(folder, device_map="auto")
+
+
+def test_a_map_of_one_device_is_that_device(folder: Path) -> None:
+    model, _ = load_model(folder, device_map={"": "cpu"})
+    assert {weight.device.type for weight in model.parameters()} == {"cpu"}
+    assert not model.training

@@ -109,3 +109,19 @@ def test_masks_go_by_place_in_the_prompt(order: list[int], window: int, binds: b
             near = row - other < window or (together and not binds)
             assert (masks[None][0, 0, query, key] == 0) == seen
             assert (masks[window][0, 0, query, key] == 0) == (seen and near)
+
+
+def test_rows_of_each_layer_are_on_its_device_and_their_order_on_all() -> None:
+    cpu, other = torch.device("cpu"), torch.device("meta")
+    layouts = [LayerLayout((1, 4), (1, 2), None)] * 3
+    table = KVTable(layouts, 2, torch.float32, cpu, [cpu, other, other])
+    assert table.elsewhere == (other,)
+    table.allocate(torch.arange(3))
+    assert table.capacity == 4, "it has grown"
+    assert [table.read(layer).keys.device for layer in range(3)] == [cpu, other, other]
+    for device in (cpu, other):
+        rows, groups = table.order(device)
+        assert rows.device == groups.device == device and len(rows) == table.capacity
+    assert [rows.values.device for rows in table.gather(torch.tensor([2, 0]))] == [cpu, other, other]
+    table.drop(torch.tensor([2, 0]))
+    assert table.length == 2 and table.read(2).keys.shape == (1, 2, 4)

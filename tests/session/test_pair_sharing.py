@@ -54,8 +54,8 @@ def memory_of(store: Store) -> PairMemory:
     tenant = store.tenant()
     assert store.disk is not None
     bases = PairBases(store.disk.path / FOLDER)
-    cpu = torch.device("cpu")
-    return PairMemory(lambda: tenant, "m", SPEC.layouts, SPEC.dtype, cpu, bases, tenant.owner, SETTINGS)
+    devices = [torch.device("cpu")] * len(SPEC.layouts)
+    return PairMemory(lambda: tenant, "m", SPEC.layouts, SPEC.dtype, devices, bases, tenant.owner, SETTINGS)
 
 
 def sighting(*before: int, seed: int = 0) -> LinkedRows:

@@ -1,7 +1,7 @@
 """The embedded engine: load a model, add media once, ask about them anywhere in a prompt."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -27,7 +27,7 @@ from emblema.link.strategies.auto import bounded
 from emblema.link.strategies.base import Strategy, strategy_name
 from emblema.media import MediaLimits
 from emblema.models.adapter import Adapter
-from emblema.models.load import load_model
+from emblema.models.load import DeviceMap, load_model
 from emblema.models.prepare import Preparer
 from emblema.models.selfcheck import SelfCheck, selfcheck
 from emblema.session.chat_template import ChatTemplate
@@ -88,7 +88,8 @@ class Engine:
         self.selfcheck: SelfCheck = selfcheck(adapter)
         self._own_store = None
         if store is None or isinstance(store, str | Path):
-            self._own_store = Store(store, settings=StoreSettings(device=adapter.device))
+            layer_devices = adapter.devices if adapter.sharded else ()
+            self._own_store = Store(store, settings=StoreSettings(device=adapter.device, layer_devices=layer_devices))
         self.session = Session(
             adapter,
             _tenant_store(store if self._own_store is None else self._own_store, salt, adapter.device),
@@ -106,6 +107,8 @@ class Engine:
         *,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
+        device_map: DeviceMap | None = None,
+        max_memory: Mapping[int | str, int | str] | None = None,
         store: StoreLike | None = None,
         limits: MediaLimits | None = None,
         salt: bytes = b"",
@@ -113,10 +116,13 @@ class Engine:
     ) -> Self:
         """Return an engine on the bundled model (`reference`), a Hugging Face id, or a folder.
 
+        With `device_map="auto"` the layers of a model that is too large for one GPU are shared out over several, and
+        each layer's rows are where it is; see `load_model`.
+
         Raises:
             ModelError: the model cannot be loaded, or is not supported.
         """
-        model, processor = load_model(name, device=device, dtype=dtype)
+        model, processor = load_model(name, device, dtype, device_map, max_memory)
         return cls(model, processor, store=store, limits=limits, salt=salt, policy=policy)
 
     def on(self, store: Store | TenantStore) -> Self:
@@ -476,7 +482,7 @@ class Engine:
 
         Raises:
             StreamError: there is no such method or setting.
-            UnsupportedModelError: the model's layers cannot read a memory.
+            UnsupportedModelError: the model's layers cannot read a memory, or are on several devices.
             PromptError: the template refuses the system turn.
         """
         chosen = change_settings(settings or StreamSettings(), changes)

@@ -48,7 +48,7 @@ class ReplyBatch:
     """
 
     def __init__(self, adapter: Adapter, most_rows: int) -> None:
-        self._batch = DecodeBatch(adapter, most_rows, step_recorder(adapter.device))
+        self._batch = DecodeBatch(adapter, most_rows, None if adapter.sharded else step_recorder(adapter.device))
         self._replies: dict[DecodeSequence, _Reply] = {}
         self._waiting: deque[tuple[_Reply, DecodeStart]] = deque()
         self._turns: list[_Turn] = []

@@ -1,4 +1,6 @@
-"""Where tensors are kept when nobody says so, and waiting for what a device was told to do."""
+"""Where tensors are kept when nobody says so, and telling a device what to do and waiting until it is done."""
+
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -27,3 +29,13 @@ def wait_for(device: torch.device) -> None:
     """
     if device.type not in ("cpu", "meta"):
         torch.accelerator.current_stream(device).synchronize()
+
+
+def launching_on(device: torch.device) -> AbstractContextManager[object]:
+    """Have kernels that are launched in the block run on a device.
+
+    Those that are not torch's own run on the thread's current one.
+    """
+    if device.type != "cuda" or torch.cuda.device_count() < 2:
+        return nullcontext()
+    return torch.cuda.device(device)

@@ -107,12 +107,20 @@ def layer_is_here(rows: KVRows, layer: int) -> bool:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Return whether no number of some tensors is NaN or infinite; on a device, one value is waited for.
+    """Return whether no number of some tensors is NaN or infinite; one value is waited for on each device.
 
     A sum is an order of magnitude faster than looking at each number, and finite only where all numbers are.
     """
-    held = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
-    if not held or bool(torch.stack([tensor.sum().double() for tensor in held]).isfinite().all()):
+    held: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.is_floating_point() and tensor.numel():
+            held.setdefault(tensor.device, []).append(tensor)
+    return all(_finite(there) for there in held.values())
+
+
+def _finite(held: Sequence[Tensor]) -> bool:
+    """Return whether all numbers of tensors of one device are finite."""
+    if bool(torch.stack([tensor.sum().double() for tensor in held]).isfinite().all()):
         return True
     # Large numbers may have overflown together.
     return all(bool(torch.stack(tensor.aminmax()).isfinite().all()) for tensor in held)

@@ -70,6 +70,21 @@ class RowPlacement:
     def rows(self) -> int:
         return self.segments[-1].stop
 
+    def on(self, device: torch.device) -> "RowPlacement":
+        """Return the same placement for memory on a device, copied once; itself where it is there."""
+        if device == self.target.positions.device:
+            return self
+        if device not in self._copies:
+            source = self.source.on(device)
+            target = source if self.target is self.source else self.target.on(device)
+            slots = self.slots if isinstance(self.slots, slice) else self.slots.to(device, non_blocking=True)
+            self._copies[device] = RowPlacement(self.segments, slots, source, target)
+        return self._copies[device]
+
+    @cached_property
+    def _copies(self) -> dict[torch.device, "RowPlacement"]:
+        return {}
+
     @cached_property
     def slot_indices(self) -> Tensor:
         """[rows] int64, on the device of the positions."""

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from emblema.kv.device import launching_on
 from emblema.kv.placing import RowPlacement, SlotRows
 from emblema.kv.placing_torch import TorchPlacer
 
@@ -238,17 +239,20 @@ def _launch(placement: RowPlacement, slots: Sequence[SlotRows]) -> None:
     heads = memory.shape[2]
     tiles = placement.tiles(TILE_ROWS)
     interpreted = not isinstance(place_rows, triton.JITFunction)
-    place_rows[(len(tiles), len(slots), heads)](
-        tiles,
-        placement.slot_indices,
-        _uploaded(pieces, device),
-        _uploaded(addresses, device),
-        *sides,
-        len(placement.segments),
-        *(memory.shape[1], memory.stride(0), memory.stride(1), memory.stride(2)),
-        **constants(first, turns=turn is not None, aligned=_aligned(first, pieces, addresses), interpreted=interpreted),
-        num_warps=WARPS,
-    )
+    aligned = _aligned(first, pieces, addresses)
+    known = constants(first, turns=turn is not None, aligned=aligned, interpreted=interpreted)
+    with launching_on(device):
+        place_rows[(len(tiles), len(slots), heads)](
+            tiles,
+            placement.slot_indices,
+            _uploaded(pieces, device),
+            _uploaded(addresses, device),
+            *sides,
+            len(placement.segments),
+            *(memory.shape[1], memory.stride(0), memory.stride(1), memory.stride(2)),
+            **known,
+            num_warps=WARPS,
+        )
 
 
 def _piece(slot: SlotRows, index: int, placement: RowPlacement) -> list[int]:

@@ -47,6 +47,10 @@ class Phases:
         """Return the phases of tokens `start` to `stop`."""
         return Phases(self.cos[start:stop], self.sin[start:stop])
 
+    def to(self, device: torch.device) -> "Phases":
+        """Return the same phases on a device."""
+        return Phases(self.cos.to(device), self.sin.to(device))
+
 
 def phases(table: RotaryTable, band: RotaryBand, positions: Tensor) -> Phases:
     """Return phases of a band at positions [axes, tokens]; each frequency reads the axis and column that turn it."""
@@ -70,8 +74,10 @@ class PhaseBook:
         self.tables = tables
         self.positions = positions
         self._known: dict[tuple[str, tuple[int, ...], tuple[int, ...]], Phases] = {}
-        # The book that this one is a slice of.
+        # The book that this one is a slice of, or a copy of.
         self._whole: tuple[PhaseBook, int, int] | None = None
+        self._original: PhaseBook | None = None
+        self._copies: dict[torch.device, PhaseBook] = {}
 
     def __call__(self, band: RotaryBand) -> Phases:
         key = (band.table, band.axes, band.frequencies)
@@ -80,16 +86,31 @@ class PhaseBook:
         return self._known[key]
 
     def _worked_out(self, band: RotaryBand) -> Phases:
-        if self._whole is None:
-            return phases(self.tables[band.table], band, self.positions)
-        book, start, stop = self._whole
-        return book(band).slice(start, stop)
+        if self._whole is not None:
+            book, start, stop = self._whole
+            return book(band).slice(start, stop)
+        if self._original is not None:
+            return self._original(band).to(self.positions.device)
+        return phases(self.tables[band.table], band, self.positions)
 
     def slice(self, start: int, stop: int) -> "PhaseBook":
         """Return a book of tokens `start` to `stop`, whose phases are slices of this one's."""
         book = PhaseBook(self.tables, self.positions[:, start:stop])
         book._whole = (self, start, stop)
         return book
+
+    def on(self, device: torch.device) -> "PhaseBook":
+        """Return a book whose phases are copies of this one's on a device, each made once; itself where it is there."""
+        if device == self.positions.device:
+            return self
+        if self._whole is not None:
+            book, start, stop = self._whole
+            return book.on(device).slice(start, stop)
+        if device not in self._copies:
+            copy = PhaseBook(self.tables, self.positions.to(device))
+            copy._original = self
+            self._copies[device] = copy
+        return self._copies[device]
 
 
 def rotate(rows: Tensor, band: RotaryBand, turn: Phases) -> Tensor:
@@ -158,6 +179,7 @@ def relocate(rows: LayerRows, layout: LayerLayout, source: PhaseBook, target: Ph
     band = layout.rotary
     if band is None:
         return rows
+    source, target = source.on(rows.keys.device), target.on(rows.keys.device)
     turned = turn_rows(rows, band, source(band).inverse().then(target(band)))
     return LayerRows(turned.keys.to(rows.keys.dtype), turned.values.to(rows.values.dtype))
 
@@ -165,14 +187,14 @@ def relocate(rows: LayerRows, layout: LayerLayout, source: PhaseBook, target: Ph
 def unplace(rows: LayerRows, layout: LayerLayout, source: PhaseBook) -> LayerRows:
     """Return rows with their position taken out, float32: the frame in which patches are formed and added."""
     band = layout.rotary
-    turned = rows if band is None else turn_rows(rows, band, source(band).inverse())
+    turned = rows if band is None else turn_rows(rows, band, source.on(rows.keys.device)(band).inverse())
     return LayerRows(turned.keys.float(), turned.values.float())
 
 
 def place(rows: LayerRows, layout: LayerLayout, target: PhaseBook, dtype: torch.dtype) -> LayerRows:
     """Return position-free rows set at the target positions, cast once to `dtype`."""
     band = layout.rotary
-    placed = rows if band is None else turn_rows(rows, band, target(band))
+    placed = rows if band is None else turn_rows(rows, band, target.on(rows.keys.device)(band))
     return LayerRows(placed.keys.to(dtype), placed.values.to(dtype))
 
 

@@ -171,7 +171,7 @@ class _PlanRun:
                     raise PlanError(f"rows {part.start} to {part.stop} are absent in some layers only")
                 present[part.start : part.stop] = False
         rows = present.nonzero().squeeze(1)
-        self.table = table or KVTable(adapter.layouts, len(rows) + reserve, adapter.dtype, adapter.device)
+        self.table = table or adapter.table(len(rows) + reserve)
         self.before = self.table.length
         slots = self.table.allocate(rows.to(adapter.device), job.prompt.groups[rows].to(adapter.device))
         self.slots = torch.full((self.plan.rows,), -1, dtype=torch.int64)
@@ -341,9 +341,9 @@ class _Narrowing:
 
     def _choose(self, selector: Selector) -> None:
         candidates = _candidate_rows(selector)
-        where = self._slots[candidates].to(self._table.rows.device)
-        fresh = self._table.read(selector.layer, 0, self._table.length).select(where)
-        scores = RULES[selector.rule](fresh, self._held[selector]).cpu()
+        rows = self._table.read(selector.layer, 0, self._table.length)
+        fresh = rows.select(self._slots[candidates].to(rows.keys.device))
+        scores = RULES[selector.rule](fresh, self._held[selector].to(fresh.keys.device)).cpu()
         chosen = candidates[scores.topk(min(selector.budget, len(candidates))).indices].sort().values
         self._chosen[chosen] = True
         self.selected += (tuple(chosen.tolist()),)

@@ -103,7 +103,7 @@ def form_key_factors(adapter: Adapter, chunk: Chunk, rows: KVRows, rank: int) ->
     source = adapter.phases(chunk.encoded.positions)
     layers = []
     for index, layout in enumerate(adapter.layouts):
-        keys = unplace(rows[index].to(adapter.device), layout, source).keys
+        keys = unplace(rows[index].to(adapter.devices[index]), layout, source).keys
         layers.append(factor(keys, rank, adapter.dtype))
     return KeyFactors(tuple(layers))
 
@@ -146,7 +146,8 @@ def deficits_of(
             deficits.append(None)
             continue
         conditioned = unplace(table.read(index, segment.start, segment.stop), layout, target)
-        deficits.append(deficit(conditioned, unplace(canonical[index].to(model.device), layout, source)))
+        own = canonical[index].to(conditioned.keys.device)
+        deficits.append(deficit(conditioned, unplace(own, layout, source)))
     return deficits
 
 

@@ -51,7 +51,7 @@ class OpenSink(RowSink, Protocol):
     """A sink whose memory rows may be written to without its help."""
 
     def memory(self, layer: int) -> LayerMemory | None:
-        """Return where a layer's rows are kept; None where that is not memory with strides, or not in numbers."""
+        """Return where a layer's rows are kept, on any device; None for no memory with strides, or not in numbers."""
         ...
 
 
@@ -209,24 +209,26 @@ class TakenRows:
         self._written.update(layers[1:])
 
     def _place(self, group: "_RelocatedGroup", layers: Sequence[int]) -> None:
-        slots: list[SlotRows] = []
+        slots: dict[torch.device, list[SlotRows]] = {}
         for layer in layers:
             layout = self._model.layouts[layer]
             numbers = sum(part.rows * part.features_read(layout) for part in group.parts)
             self.bytes_read += numbers * self._model.dtype.itemsize
             memory = self._table.memory(layer) if isinstance(self._table, OpenSink) else None
-            factors, read = group.factors(layer)
+            device = self._model.device if memory is None else memory.keys.device
+            factors, read = group.factors(layer, device)
             self.patch_bytes += read
             if memory is not None:
-                slots += group.slots(layer, layout, factors, memory)
+                slots.setdefault(device, []).extend(group.slots(layer, layout, factors, memory))
                 continue
             # The sink writes in its own way, from rows of its dtype in order.
-            scratch = scratch_memory(layout, group.placement.rows, self._model.dtype, self._model.device)
+            scratch = scratch_memory(layout, group.placement.rows, self._model.dtype, device)
             self._placer.place(group.dense, group.slots(layer, layout, factors, scratch))
             rows = LayerRows(scratch.keys[0].transpose(0, 1), scratch.values[0].transpose(0, 1))
             self._table.write(layer, group.placement.slots, rows)
-        if slots:
-            self._placer.place(group.placement, slots)
+        for device, held in slots.items():
+            placer = self._placer if device == self._model.device else placer_for(device)
+            placer.place(group.placement.on(device), held)
 
 
 def relocated(model: ModelGeometry, job: LinkJob, layer: int, rows: Tensor) -> LayerRows:
@@ -270,7 +272,7 @@ class _RelocatedGroup:
     """
 
     def __init__(self, model: ModelGeometry, job: LinkJob, parts: Sequence[RowRange], slots: Tensor) -> None:
-        self.parts, self.layers, self._resources, self._device = parts, parts[0].layers, job.resources, model.device
+        self.parts, self.layers, self._resources = parts, parts[0].layers, job.resources
         self._held: list[tuple[Chunk, KVRows]] = []
         known = {chunk.id: chunk for _, chunk in job.prompt.chunk_segments}
         positions, segments, relocated, count = [], [], False, 0
@@ -298,7 +300,7 @@ class _RelocatedGroup:
     def slots(
         self, layer: int, layout: LayerLayout, factors: Sequence[SlotFactors], memory: LayerMemory
     ) -> list[SlotRows]:
-        """Return what is placed in both slots of a layer.
+        """Return what is placed in both slots of a layer, with the chunks' rows on the device of its memory.
 
         Raises:
             LoadError: the chunks' rows are not what this model writes for so many tokens, or did not come.
@@ -312,23 +314,23 @@ class _RelocatedGroup:
                 or rows.values.shape != (layout.values[0], chunk.tokens, layout.values[1])
             ):
                 raise LoadError(chunk.id, f"its rows of layer {layer} have other shapes than the model's")
-            keys.append(_moved(rows.keys, self._device))
-            values.append(_moved(rows.values, self._device))
+            keys.append(_moved(rows.keys, memory.keys.device))
+            values.append(_moved(rows.values, memory.keys.device))
         added = [tuple(slot[index] for slot in factors) for index in range(2)]
         return [
             SlotRows(tuple(keys), added[0], band_of(layout, "keys"), memory.keys, keys=True),
             SlotRows(tuple(values), added[1], band_of(layout, "values"), memory.values, keys=False),
         ]
 
-    def factors(self, layer: int) -> tuple[list[SlotFactors], int]:
-        """Return what is added to each range in a layer, for keys and values, and the bytes of all of it.
+    def factors(self, layer: int, device: torch.device) -> tuple[list[SlotFactors], int]:
+        """Return what is added to each range in a layer, for keys and values, on a device, and the bytes of all of it.
 
         Raises:
             PlanError: a patch was not handed over.
         """
         found = [self._resources.factors(part, layer) for part in self.parts]
         read = sum(_bytes(part, slots) for part, slots in zip(self.parts, found, strict=True))
-        return _moved_factors(found, self._device), read
+        return _moved_factors(found, device), read
 
 
 def _chunk_rows(part: RowRange) -> slice:

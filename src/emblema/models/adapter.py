@@ -9,19 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emblema.errors import ModelError, PromptError
+from emblema.errors import ModelError, PromptError, UnsupportedModelError
 from emblema.kv.chunk import Encoded
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows
 from emblema.kv.rotation import PhaseBook, RotaryTable
 from emblema.models.attended_rows import OTHER_SCORES, AttendedRows
 from emblema.models.attention_switch import attending, attending_by, attending_rows
-from emblema.models.batch import LayerInput, RowBatch
+from emblema.models.batch import LayerInput, RowBatch, turns_on
 from emblema.models.batch_table import BatchTable
 from emblema.models.calibrate import Calibration, cache_argument, calibrate, layer_types, rotary_module
+from emblema.models.decoder_cache import DecoderCache
 from emblema.models.families import family_of
 from emblema.models.families.base import Prepared
 from emblema.models.fingerprint import WeightsStamp, fingerprint
 from emblema.models.latent_attention import latent_weight
+from emblema.models.layer_devices import layer_devices
 from emblema.models.positions import chunk_positions
 from emblema.models.step_attention import attend_step
 from emblema.models.structure import decoder_layers, find_decoder, layer_windows, position_axes, refuse_unsupported
@@ -34,13 +36,17 @@ class Adapter:
     """Encodes media and runs a decoder for any rows of a prompt; holds no state on the model.
 
     Attributes:
+        devices: of each layer, and of its rows.
+        sharded: whether a part of the decoder is elsewhere than `device`. The layers are then run one after another,
+            and what a forward is given goes to each device once.
         block_rows: rows run at once in a whole-decoder call; bounds the mask's memory on long prompts.
         pause: called between forwards, blocks of rows and layers, before more than `block_rows` rows would have run
             since the last time (a row that runs in one layer alone counts as that share of one). Other sequences may
             take a step of `decode` there; None calls nothing. What it raises ends the forward.
 
     Raises:
-        UnsupportedModelError: on construction, when a layer's rows cannot be relocated exactly; names the layer.
+        UnsupportedModelError: on construction, when a layer's rows cannot be relocated exactly, or it cannot be run
+            where it is; names the layer.
     """
 
     block_rows = 2048
@@ -52,6 +58,8 @@ class Adapter:
         self.config: Any = self.decoder.config
         self.types = layer_types(self.decoder, len(self.layers))
         refuse_unsupported(self.decoder, self.layers, self.names)
+        places = layer_devices(model, self.decoder, self.layers, self.names)
+        self.devices, self.sharded = places.layers, places.several
         self.kind = family_of(model.config)
         self.family = self.kind.name
         if model.training:
@@ -81,9 +89,15 @@ class Adapter:
         self.attends_by_rows = False
         self.attends_by_rows = self._rows_agree()
         self.supports_layerwise = self._layerwise_agrees()
+        if self.sharded and not self.supports_layerwise:
+            raise UnsupportedModelError(
+                f"{self.names[0]} and the layers after it are on several devices, and those of {self.family} cannot be "
+                "run one after another: load the model on one device."
+            )
 
     @property
     def device(self) -> torch.device:
+        """Where the embeddings are, and all that is not one layer's."""
         return torch.device(self._embedding.weight.device)
 
     @property
@@ -138,14 +152,18 @@ class Adapter:
 
     def table(self, capacity: int) -> KVTable:
         """Return an empty KV table for one request."""
-        return KVTable(self.layouts, capacity, self.dtype, self.device)
+        return KVTable(self.layouts, capacity, self.dtype, self.device, self.devices)
+
+    def batch_table(self, padded: bool = False) -> BatchTable:
+        """Return an empty table for sequences that are decoded together."""
+        return BatchTable(self.layouts, self.dtype, self.device, padded, self.devices)
 
     def phases(self, positions: Tensor) -> PhaseBook:
         """Return the phases of all layers at positions [axes, tokens], worked out already: any thread may read them."""
         book = PhaseBook(self.tables, positions.to(self.device))
-        for layout in self.layouts:
+        for layout, device in zip(self.layouts, self.devices, strict=True):
             if layout.rotary is not None:
-                book(layout.rotary)
+                book.on(device)(layout.rotary)
         return book
 
     def text_ids(self, token_ids: Tensor) -> Tensor:
@@ -180,7 +198,7 @@ class Adapter:
                 )
             # Placeholder ids may lie outside the embedding matrix; their rows are overwritten anyhow.
             embeds = self.embed(prepared.token_ids.masked_fill(visual, 0)).clone()
-            embeds[visual.nonzero().squeeze(1).to(self.device)] = features.media.to(embeds.dtype)
+            embeds[visual.nonzero().squeeze(1).to(self.device)] = features.media.to(embeds)
         positions, span = chunk_positions(prepared.token_ids.shape[0], self.axes, prepared.grid)
         return Encoded(
             prepared.token_ids,
@@ -188,7 +206,7 @@ class Adapter:
             positions,
             span,
             visual,
-            tuple(layer.to(embeds.dtype) for layer in features.deepstack),
+            tuple(layer.to(embeds) for layer in features.deepstack),
             self._groups(visual),
         )
 
@@ -236,7 +254,8 @@ class Adapter:
                 for others. It goes with neither `narrow` nor `joining`.
 
         Returns:
-            Hidden states [rows kept, hidden] after the final norm; of the last `wanted` rows where that is given.
+            Hidden states [rows kept, hidden] after the final norm, on `device`; of the last `wanted` rows where that is
+            given.
         """
         if batch.embeds.shape[0] == 0 and not joining:
             return batch.embeds.new_empty(0, self.hidden_size)
@@ -245,7 +264,7 @@ class Adapter:
             raise ModelError(f"{self.family} cannot be run layer by layer; use a strategy that does not ask for it.")
         with torch.inference_mode():
             if layerwise:
-                return self._layerwise(batch, table, narrow or _keep_all, joining or {})
+                return self._home(self._layerwise(batch, table, narrow or _keep_all, joining or {}))
             parts = [batch]
             if len(batch.slots) > self.block_rows:
                 parts = batch.blocks(table.rows[batch.slots], table.groups[batch.slots], self.block_rows)
@@ -254,9 +273,12 @@ class Adapter:
                 self._give_way(len(part.slots))
                 left -= len(part.slots)
                 own = None if wanted is None else min(len(part.slots), max(0, wanted - left))
-                run = self._whole(part, table, own)
-                hidden.append(run if own is None else run[len(run) - own :])
+                run = self._in_turn(part, table, own) if self.sharded else self._whole(part, table, own)
+                hidden.append(self._home(run if own is None else run[len(run) - own :]))
             return hidden[0] if len(hidden) == 1 else torch.cat(hidden)
+
+    def _home(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device) if self.sharded else tensor
 
     def _give_way(self, rows: float) -> None:
         """Pause if so many more rows would be more than a block since the last pause."""
@@ -278,7 +300,7 @@ class Adapter:
         """
         outer = attending() is not None
         if outer or not self.attends_by_rows:
-            within, masks = nullcontext() if not outer else attending_rows(seen.attend), seen.masks()
+            within, masks = nullcontext() if not outer else attending_rows(seen.attend), seen.masks
         else:
             within, masks = attending_by(self.config, seen.attend), seen.no_mask()
             table.latent_layers = seen.latent_layers
@@ -356,60 +378,101 @@ class Adapter:
         """
         token_ids, positions, rows = inputs
         ids = positions[:, None]
+        if self.axes > 1:
+            ids = ids.expand(self.axes, -1, -1)
         with torch.inference_mode(), attending_by(self.config, attend_step):
             table.place(rows)
+            embeds, masks = self._embedding(token_ids[:, None]), table.masks(self._windows)
+            if self.sharded:
+                return self.logits(self._step_in_turn(embeds, ids, masks, table)[:, 0])
             output = self.decoder(
-                inputs_embeds=self._embedding(token_ids[:, None]),
-                position_ids=ids if self.axes == 1 else ids.expand(self.axes, -1, -1),
-                attention_mask=self._mask_by_type(table.masks(self._windows)),
+                inputs_embeds=embeds,
+                position_ids=ids,
+                attention_mask=self._mask_by_type(masks),
                 use_cache=True,
                 **{self._decoder_cache: table},
             )
             return self.logits(output.last_hidden_state[:, 0])
 
+    def _step_in_turn(
+        self, hidden: Tensor, ids: Tensor, masks: Mapping[int | None, Tensor], table: BatchTable
+    ) -> Tensor:
+        """Run the layers of a step one after another, each on its device; return hidden states after the norm."""
+        turns = self._turns(hidden, ids)
+        for index, device in enumerate(self.devices):
+            if hidden.device != device:
+                hidden, ids, turns = hidden.to(device), ids.to(device), turns_on(turns, device)
+                masks = {window: mask.to(device) for window, mask in masks.items()}
+            hidden = self._layer(index, hidden, masks, ids, turns, table)
+        return self.decoder.norm(hidden)
+
+    def _in_turn(self, batch: RowBatch, table: KVTable, wanted: int | None) -> Tensor:
+        """Run the layers one after another, each on its device; return hidden states after the norm."""
+        inputs = self._inputs(batch, table, wanted)
+        for index in range(len(self.layers)):
+            inputs = self._step(inputs, index, table)
+        return self.decoder.norm(inputs.hidden)[0]
+
     def _layerwise(self, batch: RowBatch, table: KVTable, narrow: Narrow, joining: Mapping[int, RowBatch]) -> Tensor:
         inputs = self._inputs(batch, table)
         for index in range(len(self.layers)):
             if index in joining:
-                inputs = inputs.join(self._inputs(joining[index], table), table.rows)
+                device = inputs.hidden.device
+                begun = self._inputs(joining[index], table).on(device)
+                inputs = inputs.join(begun, table.order(device)[0])
             self._give_way(inputs.rows / len(self.layers))
             inputs = self._step(inputs, index, table)
             keep = narrow(index)
             if keep is not None:
-                inputs = inputs.select(keep.to(self.device))
+                inputs = inputs.select(keep.to(inputs.hidden.device))
         return self.decoder.norm(inputs.hidden)[0]
 
-    def _inputs(self, batch: RowBatch, table: KVTable) -> LayerInput:
+    def _inputs(self, batch: RowBatch, table: KVTable, wanted: int | None = None) -> LayerInput:
         """Return the input of the first layer that rows run through."""
         ids, hidden = self._ids(batch.positions), batch.embeds[None]
-        seen, turns = self._seen(batch, table), self._turns(hidden, ids)
+        seen, turns = self._seen(batch, table, wanted), self._turns(hidden, ids)
         return LayerInput(hidden, ids, batch.visual, batch.deepstack, seen, turns)
 
     def _step(self, inputs: LayerInput, index: int, table: KVTable) -> LayerInput:
-        """Run one stock layer."""
+        """Run one stock layer, on its device."""
+        inputs = inputs.on(self.devices[index])
         if inputs.rows == 0:
             return inputs
         table.slots = inputs.seen.slots
         try:
             with self._attending(inputs.seen, table) as masks:
-                output = self.layers[index](
-                    inputs.hidden,
-                    attention_mask=masks[self._windows[index]],
-                    position_ids=inputs.ids if self.axes == 1 else None,
-                    use_cache=True,
-                    position_embeddings=inputs.turns[self.types[index]],
-                    **{self._layer_cache: table},
-                )
+                hidden = self._layer(index, inputs.hidden, masks, inputs.ids, inputs.turns, table)
         finally:
             table.slots = None
-        return inputs.after(index, output[0] if isinstance(output, tuple) else output)
+        return inputs.after(index, hidden)
+
+    def _layer(
+        self,
+        index: int,
+        hidden: Tensor,
+        masks: Mapping[int | None, Tensor],
+        ids: Tensor,
+        turns: Mapping[str, Any],
+        table: DecoderCache,
+    ) -> Tensor:
+        output = self.layers[index](
+            hidden,
+            attention_mask=masks[self._windows[index]],
+            position_ids=ids if self.axes == 1 else None,
+            use_cache=True,
+            position_embeddings=turns[self.types[index]],
+            **{self._layer_cache: table},
+        )
+        return output[0] if isinstance(output, tuple) else output
 
     def _turns(self, hidden: Tensor, ids: Tensor) -> dict[str, Any]:
+        """Return cosines and sines by layer type, on the rows' device."""
         rotary = rotary_module(self.decoder)
         if self._typed_rotary:
-            return {kind: rotary(hidden, ids, kind) for kind in dict.fromkeys(self.types)}
-        turn = rotary(hidden, ids)
-        return dict.fromkeys(self.types, turn)
+            turns = {kind: rotary(hidden, ids, kind) for kind in dict.fromkeys(self.types)}
+        else:
+            turns = dict.fromkeys(self.types, rotary(hidden, ids))
+        return turns_on(turns, hidden.device) if self.sharded else turns
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [rows, vocab] float32 of final hidden states [rows, hidden], as the stock model gives them."""
@@ -418,7 +481,7 @@ class Adapter:
             cap = getattr(self.config, "final_logit_softcapping", None)
             if self.kind.softcap and cap is not None:
                 logits = torch.tanh(logits / cap) * cap
-            return logits.float()
+            return self._home(logits.float())
 
     def capture(self, encoded: Encoded) -> KVRows:
         """Return canonical KV: the chunk prefilled alone, from position 0. Per layer, rows in the model's layout."""
@@ -442,7 +505,7 @@ class Adapter:
             inputs = self._inputs(batch, table)
             for index in range(layer):
                 inputs = self._step(inputs, index, table)
-        return inputs.hidden[0]
+        return self._home(inputs.hidden[0])
 
     def _alone(self, encoded: Encoded, shift: int) -> tuple[KVTable, RowBatch]:
         table, device = self.table(encoded.tokens), self.device
@@ -481,7 +544,7 @@ class Adapter:
                     return seen.attend(module, *given, **extra)
 
                 with nullcontext() if masked else attending_by(self.config, attend):
-                    masks = seen.masks() if masked else seen.no_mask()
+                    masks = seen.masks if masked else seen.no_mask()
                     results.append(self._decoder_run(batch, table, masks).float())
         tolerance = 1e-3 if self.dtype in (torch.float32, torch.float64) else 0.1
         apart = float((results[0] - results[1]).abs().max())

@@ -90,8 +90,21 @@ class AttendedRows:
         self._hidden_from, self._binds = hidden_from, window_binds_groups
         self._latents = latents or {}
         self._unwanted = 0 if wanted is None else len(slots) - wanted
+        self._wanted = wanted
+        self._copies: dict[torch.device, AttendedRows] = {}
         self._masks: dict[tuple[int | None, int, int], Tensor] = {}
         self._blocks: dict[tuple[int | None, int], tuple[QueryBlock, ...]] = {}
+
+    def on(self, device: torch.device) -> "AttendedRows":
+        """Return the same for layers on a device, copied there once; itself where it is there."""
+        if device == self.slots.device:
+            return self
+        if device not in self._copies:
+            hidden = None if self._hidden_from is None else self._hidden_from.to(device)
+            self._copies[device] = AttendedRows(
+                self._table, self.slots.to(device), self._windows, hidden, self._binds, self._latents, self._wanted
+            )
+        return self._copies[device]
 
     def select(self, rows: Tensor) -> "AttendedRows":
         """Return what some rows of the batch attend, in the order given."""
@@ -118,13 +131,14 @@ class AttendedRows:
             return self._hidden_from
         return torch.zeros(len(self.slots), self._table.length, dtype=torch.bool, device=self.slots.device)
 
+    @cached_property
     def masks(self) -> dict[int | None, Tensor]:
-        """Return an additive mask [1, 1, rows, length] for each distinct window, for who asks for all of it."""
+        """An additive mask [1, 1, rows, length] for each distinct window, for who asks for all of it."""
         return attention_masks(self._table, self.slots, self._windows, self._hidden_from, self._binds)
 
     def no_mask(self) -> dict[int | None, Tensor]:
         """Return what layers are given where they attend by this: of a mask's shape, without its memory."""
-        nothing = torch.zeros(1, 1, 1, 1, dtype=self._table.dtype, device=self._table.device)
+        nothing = torch.zeros(1, 1, 1, 1, dtype=self._table.dtype, device=self.slots.device)
         return dict.fromkeys(self._windows, nothing.expand(1, 1, len(self.slots), self._table.length))
 
     def attend(
@@ -137,6 +151,8 @@ class AttendedRows:
             key: [1, key heads, length, width] of the table; of as many rows as the batch has where the table keeps
                 latents, which are attended as they are.
         """
+        if query.device != self.slots.device:
+            return self.on(query.device).attend(module, query, key, value, mask, **extra)
         layer = int(module.layer_idx)
         window = self._windows[layer]
         scaling = extra.get("scaling")
@@ -173,12 +189,13 @@ class AttendedRows:
 
     def _order(self, window: int | None, first: int) -> TableOrder:
         """Return what a kernel reads in place of a mask, for the batch's rows from `first` on."""
-        table, slots = self._table, self.slots[first:]
+        slots, length = self.slots[first:], self._table.length
+        rows, groups = self._table.order(slots.device)
         return TableOrder(
-            table.rows.index_select(0, slots),
-            table.groups.index_select(0, slots),
-            table.rows[: table.length],
-            table.groups[: table.length],
+            rows.index_select(0, slots),
+            groups.index_select(0, slots),
+            rows[:length],
+            groups[:length],
             None if self._hidden_from is None else self._hidden_from[first:],
             window,
             self._binds,
@@ -224,7 +241,7 @@ class AttendedRows:
             for start in range(first, count, step):
                 yield QueryBlock(start, min(start + step, count), 0, length)
             return
-        rows, start = self._table.rows, first
+        (rows, _), start = self._table.order(self.slots.device), first
         for stop in range(first + 1, count + 1):
             if stop < count and not _ends(slots, start, stop):
                 continue

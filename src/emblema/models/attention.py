@@ -108,7 +108,7 @@ class QuestionAttention:
     Args:
         rows: how many rows the question has.
         length: rows of the table.
-        device: of the model.
+        device: where they are added up; the weights may come from others.
     """
 
     def __init__(self, rows: int, length: int, device: torch.device) -> None:
@@ -118,11 +118,11 @@ class QuestionAttention:
 
     def add(self, layer: int, places: Tensor, weights: Tensor) -> None:
         """Add one layer's weights of some of the question's rows, over the first rows of the table or all of them."""
-        held = weights.shape[-1]
+        held, device = weights.shape[-1], self._last.device
         largest = self._largest[:held]
-        torch.maximum(largest, weights.amax(dim=1).amax(dim=0), out=largest)
+        torch.maximum(largest, weights.amax(dim=1).amax(dim=0).to(device), out=largest)
         if int(places[-1]) == self._rows - 1:
-            self._last[:held] += weights[:, -1].sum(dim=0)
+            self._last[:held] += weights[:, -1].sum(dim=0).to(device)
 
     @property
     def readings(self) -> QuestionReadings:
@@ -140,7 +140,9 @@ class AntecedentAttention:
     """
 
     def __init__(self, groups: Tensor, own: Tensor, chunks: int) -> None:
-        self._members = torch.nn.functional.one_hot(groups, chunks + 1).float()
+        members = torch.nn.functional.one_hot(groups, chunks + 1).float()
+        # On the device of each layer that was noted.
+        self._members = {members.device: members}
         self._before = torch.arange(chunks + 1, device=own.device)[None] < own[:, None]
         self._mass = torch.zeros(self._before.shape, device=own.device)
         self._alone = torch.zeros_like(self._mass)
@@ -149,8 +151,12 @@ class AntecedentAttention:
     def add(self, layer: int, places: Tensor, weights: Tensor) -> None:
         """Add one layer's weights of some of the rows, over the first rows of the table or all of them."""
         self._layers += int(places[0]) == 0
-        places = places.to(self._before.device)
-        mass = (weights @ self._members[: weights.shape[-1]]) * self._before[places]
+        device = self._before.device
+        places = places.to(device)
+        if weights.device not in self._members:
+            self._members[weights.device] = self._members[device].to(weights.device)
+        members = self._members[weights.device][: weights.shape[-1]]
+        mass = (weights @ members).to(device) * self._before[places]
         rest = (1 - mass.sum(dim=-1, keepdim=True)).clamp_min(1e-6)
         self._mass[places] += mass.mean(dim=0)
         self._alone[places] += (mass / (mass + rest)).mean(dim=0)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from emblema.kv.device import launching_on
 from emblema.models.table_order import TableOrder
 
 BLOCK_QUERIES = 64
@@ -151,15 +152,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, order: TableOrder, scale: 
     if hidden is not None:
         hidden = hidden.to(torch.uint8)
     constants = kernel_constants(query, value, shared, order)
-    attend_rows[(tiles, key_heads, splits)](
-        query, key, value, sums, highs, totals,
-        order.query_rows, order.query_groups, order.table_rows, order.table_groups,
-        order.query_rows if hidden is None else hidden,
-        scale, order.window or 0, count, length,
-        query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
-        0 if hidden is None else hidden.stride(0),
-        **constants, STEPS=steps, num_warps=WARPS,
-    )  # fmt: skip
+    with launching_on(device):
+        attend_rows[(tiles, key_heads, splits)](
+            query, key, value, sums, highs, totals,
+            order.query_rows, order.query_groups, order.table_rows, order.table_groups,
+            order.query_rows if hidden is None else hidden,
+            scale, order.window or 0, count, length,
+            query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
+            0 if hidden is None else hidden.stride(0),
+            **constants, STEPS=steps, num_warps=WARPS,
+        )  # fmt: skip
     weights = (highs - highs.amax(dim=0)).exp()
     joined = (sums * weights[..., None]).sum(dim=0) / (totals * weights).sum(dim=0)[..., None]
     return joined.view(key_heads, count, shared, out).transpose(1, 2).reshape(heads, count, out).to(query.dtype)

@@ -1,5 +1,6 @@
 """Rows to run through the decoder, and what a layer is given of them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +89,19 @@ class LayerInput:
     def rows(self) -> int:
         return int(self.hidden.shape[1])
 
+    def on(self, device: torch.device) -> "LayerInput":
+        """Return the input of a layer on a device; itself where it is there."""
+        if device == self.hidden.device:
+            return self
+        return LayerInput(
+            self.hidden.to(device),
+            self.ids.to(device),
+            self.visual.to(device),
+            tuple(layer.to(device) for layer in self.deepstack),
+            self.seen.on(device),
+            turns_on(self.turns, device),
+        )
+
     def after(self, layer: int, hidden: Tensor) -> "LayerInput":
         """Return the next layer's input, after a layer that put out `hidden`; deepstack features are added."""
         if layer < len(self.deepstack) and bool(self.visual.any()):
@@ -126,3 +140,12 @@ class LayerInput:
 
     def _features(self, layer: int) -> Tensor:
         return self.deepstack[layer] if layer < len(self.deepstack) else self.hidden.new_empty(0, self.hidden.shape[2])
+
+
+def turns_on(turns: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return cosines and sines by layer type on a device; types that share them still do."""
+    known: dict[int, Any] = {}
+    for turn in turns.values():
+        if id(turn) not in known:
+            known[id(turn)] = turn.to(device) if isinstance(turn, Tensor) else tuple(part.to(device) for part in turn)
+    return {kind: known[id(turn)] for kind, turn in turns.items()}

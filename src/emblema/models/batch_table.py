@@ -36,7 +36,7 @@ class BatchTable(DecoderCache):
     its number. Rows are in the order of the tables that they came from; `rows` says which row of its prompt each is.
 
     Args:
-        layouts, dtype, device: as of any table.
+        layouts, dtype, device, devices: as of any table.
         padded: whether steps are padded to few shapes, so that each can be recorded once: sequences to a power of two,
             rows to a step of `padded_length`. Memory is then kept when the last sequence leaves.
 
@@ -50,8 +50,9 @@ class BatchTable(DecoderCache):
         dtype: torch.dtype,
         device: torch.device | str,
         padded: bool = False,
+        devices: Sequence[torch.device] | None = None,
     ) -> None:
-        super().__init__(layouts, dtype, device)
+        super().__init__(layouts, dtype, device, devices)
         self.lengths: list[int] = []
         self._padded = padded
         self._room = (0, 0)
@@ -63,6 +64,8 @@ class BatchTable(DecoderCache):
         self._moved = True
         # Of the step under way: its sequences, and rows of the longest, the new one and padding included; 0 between.
         self._width = self._longest = 0
+        # Of the step under way: where layers on other devices write, numbers and lengths.
+        self._ends: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     @property
     def sequences(self) -> int:
@@ -126,6 +129,8 @@ class BatchTable(DecoderCache):
             empty = [0] * (len(self._lengths) - self.sequences)
             self._lengths.copy_(torch.tensor(self.lengths + empty))
             self._moved = False
+        for place in self.elsewhere:
+            self._ends[place] = (self._numbers[:width].to(place), self._lengths[:width].to(place))
 
     def place(self, rows: Tensor) -> None:
         """Note for a step that each new row is row `rows` [sequences, padding included] int64 of its prompt."""
@@ -167,7 +172,7 @@ class BatchTable(DecoderCache):
             raise ModelError("no step has begun; run the decoder through Adapter.decode.")
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         width = self._width
-        numbers, ends = self._numbers[:width], self._lengths[:width]
+        numbers, ends = self._ends.get(keys.device, (self._numbers[:width], self._lengths[:width]))
         keys[numbers, :, ends] = key_states[:, :, 0]
         values[numbers, :, ends] = value_states[:, :, 0]
         return keys[:width, :, : self._longest], values[:width, :, : self._longest]

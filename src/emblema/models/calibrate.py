@@ -44,6 +44,9 @@ class DecoderTable:
         cos, sin = (table.real, table.imag) if isinstance(table, Tensor) else table
         # Older rotary modules hand back one table per axis; with equal positions they are all the same.
         cos, sin = (part.reshape(-1, positions.shape[0], part.shape[-1])[0].float() for part in (cos, sin))
+        if cos.device != positions.device:
+            # The module is elsewhere than the layers that it is asked for.
+            cos, sin = cos.to(positions.device), sin.to(positions.device)
         return cos / self.scaling, sin / self.scaling
 
 

@@ -18,13 +18,25 @@ class DecoderCache(Cache):
     Args:
         layouts: of the layers' rows.
         dtype: of the rows.
-        device: they are on.
+        device: of what is noted about the rows.
+        devices: of each layer's rows; None where that is `device` for all.
+
+    Attributes:
+        elsewhere: the devices of layers beside `device`, each once.
     """
 
-    def __init__(self, layouts: Sequence[LayerLayout], dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        layouts: Sequence[LayerLayout],
+        dtype: torch.dtype,
+        device: torch.device | str,
+        devices: Sequence[torch.device] | None = None,
+    ) -> None:
         super().__init__(layers=[])
         self.layouts = tuple(layouts)
         self.dtype, self.device = dtype, torch.device(device)
+        self.devices = (self.device,) * len(self.layouts) if devices is None else tuple(devices)
+        self.elsewhere = tuple(place for place in dict.fromkeys(self.devices) if place != self.device)
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
@@ -42,9 +54,12 @@ class DecoderCache(Cache):
         """Make room for so many sequences and rows, no fewer than before; what is held is copied."""
         # Ordinary tensors even when called inside inference mode, so that any later caller may write in place.
         with torch.inference_mode(False), torch.no_grad():
-            options: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
-            keys = [torch.zeros(sequences, x.keys[0], rows, x.keys[1], **options) for x in self.layouts]
-            values = [torch.zeros(sequences, x.values[0], rows, x.values[1], **options) for x in self.layouts]
+
+            def empty(slot: tuple[int, int], device: torch.device) -> Tensor:
+                return torch.zeros(sequences, slot[0], rows, slot[1], dtype=self.dtype, device=device)
+
+            keys = [empty(layout.keys, device) for layout, device in zip(self.layouts, self.devices, strict=True)]
+            values = [empty(layout.values, device) for layout, device in zip(self.layouts, self.devices, strict=True)]
             for old, new in ((self._keys, keys), (self._values, values)):
                 for before, after in zip(old, new, strict=False):
                     after[: before.shape[0], :, : before.shape[2]] = before

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -12,10 +12,13 @@ from typing import Any
 import torch
 
 from emblema.errors import ModelError
+from emblema.extras import import_extra
 from emblema.kv.device import default_device
 
 BUNDLED = ("reference", "reference-stream")
 """The bundled models: `reference`, and the same trained on video streams. Weights are stored in half precision."""
+DeviceMap = str | Mapping[str, int | str | torch.device]
+"""How layers are shared out over devices, as transformers reads it."""
 _log = logging.getLogger(__name__)
 
 
@@ -35,7 +38,11 @@ def bundled_folder(name: str) -> Path:
 
 
 def load_model(
-    name: str | Path, device: str | torch.device | None = None, dtype: torch.dtype | str | None = None
+    name: str | Path,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    device_map: DeviceMap | None = None,
+    max_memory: Mapping[int | str, int | str] | None = None,
 ) -> tuple[Any, Any]:
     """Load a model in eval mode, and its processor (or a Bundle of the processor's parts).
 
@@ -43,22 +50,38 @@ def load_model(
         name: one of `BUNDLED`, a folder, or a Hugging Face id.
         device: where to put it; by default (None or `auto`) the accelerator that torch finds, or the CPU.
         dtype: dtype of the weights; the checkpoint's own by default. Rotary tables stay float32 either way.
+        device_map: in place of `device`, how transformers shares the layers out over several devices: `auto`, or a
+            device by module; needs the extra `sharded`.
+        max_memory: with `device_map`, how much of each device's memory it may take, as transformers reads it.
 
     Raises:
         ModelError: nothing loadable is there, a weight is missing or of another shape, or the device cannot be used.
+        EmblemaError: `device_map` needs a package that is not installed.
     """
     from transformers import AutoConfig
 
     source = str(bundled_folder(str(name)) if str(name) in BUNDLED else name)
     place = default_device() if device is None or device == "auto" else _usable(device)
+    shared: dict[str, Any] = {}
+    if device_map is not None:
+        if device is not None:
+            raise ModelError("Both device and device_map are given: give one of the two.")
+        import_extra("accelerate", "sharded")
+        shared = {"device_map": device_map, "max_memory": None if max_memory is None else dict(max_memory)}
+    elif max_memory is not None:
+        raise ModelError("max_memory is given without device_map, which it belongs to.")
     try:
         config = AutoConfig.from_pretrained(source)
         # Weights of another shape are told by `_check_weights`, which names them.
         model, loaded = _model_class(config).from_pretrained(
-            source, dtype="auto" if dtype is None else dtype, output_loading_info=True, ignore_mismatched_sizes=True
+            source,
+            dtype="auto" if dtype is None else dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **shared,
         )
         _check_weights(loaded, str(name))
-        model = model.eval().to(place)
+        model = model.eval() if shared else model.eval().to(place)
     except ModelError:
         raise
     except ImportError as error:

@@ -23,7 +23,7 @@ class QueryStates:
 
     Attributes:
         layers: [query heads, tokens, width] float32 each, position-free and times the model's own attention scale, so
-            that a product with `key_states` is an attention logit but for the distance.
+            that a product with `key_states` is an attention logit but for the distance; all on the model's device.
         forms: per layer, `queries`, or `keys` where the layer's queries could not be had and the text's own keys
             stand in for them.
     """
@@ -62,7 +62,7 @@ def queries(adapter: Adapter, token_ids: Sequence[int] | Tensor) -> QueryStates:
     with torch.inference_mode():
         for index, layout in enumerate(adapter.layouts):
             found = _position_free(noted.get(index), layout, book, encoded.tokens)
-            layers.append(_keys(rows[index], layout, book) if found is None else found)
+            layers.append((_keys(rows[index], layout, book) if found is None else found).to(adapter.device))
             forms.append("keys" if found is None else "queries")
     return QueryStates(tuple(layers), tuple(forms))
 
@@ -105,7 +105,7 @@ def position_free(states: Tensor, module: Any, layout: LayerLayout, book: PhaseB
         What meets the layer's rows as they are cached; None where the queries do not fit them.
     """
     band = layout.rotary
-    turn = None if band is None else book(band).slice(tokens.start, tokens.stop).inverse()
+    turn = None if band is None else book.on(states.device)(band).slice(tokens.start, tokens.stop).inverse()
     if layout.kind == "latent":
         return _latent(states, module, layout, turn)
     if states.shape[-1] != layout.keys[1] or states.shape[0] % layout.keys[0]:

@@ -56,13 +56,8 @@ def refuse_unsupported(decoder: nn.Module, layers: Sequence[nn.Module], names: S
     """Raise UnsupportedModelError for layers or rotary tables that cannot be relocated exactly.
 
     Refused: linear, convolutional, state-space and chunked layers; dynamic NTK and longrope (their tables change with
-    the length of the prompt); query scaling by position; a rotary table cast through bfloat16. Refused too: layers on
-    several devices, as one table holds the rows of all of them.
+    the length of the prompt); query scaling by position; a rotary table cast through bfloat16.
     """
-    places = {str(weight.device): path for path, weight in reversed(list(decoder.named_parameters()))}
-    if len(places) > 1:
-        where = ", ".join(f"{path} on {place}" for place, path in places.items())
-        raise UnsupportedModelError(f"the decoder is on several devices ({where}): load it without device_map, on one.")
     for kind, layer, name in zip(layer_types(decoder, len(layers)), layers, names, strict=True):
         if kind not in _RELOCATABLE:
             raise UnsupportedModelError(

@@ -22,7 +22,7 @@ class KVTable(DecoderCache):
     Attributes:
         length: physical rows in use.
         capacity: physical rows allocated; grows by doubling.
-        rows: [capacity] int64, row of the prompt held by each slot.
+        rows: [capacity] int64, row of the prompt held by each slot, on `device`; `order` has it on the layers' devices.
         groups: [capacity] int64, bidirectional group of each slot; -1 is causal.
         causal: whether rows are known to be in the order of the prompt, without groups; where they are given on a
             device nobody looks.
@@ -31,9 +31,14 @@ class KVTable(DecoderCache):
     """
 
     def __init__(
-        self, layouts: Sequence[LayerLayout], capacity: int, dtype: torch.dtype, device: torch.device | str
+        self,
+        layouts: Sequence[LayerLayout],
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        devices: Sequence[torch.device] | None = None,
     ) -> None:
-        super().__init__(layouts, dtype, device)
+        super().__init__(layouts, dtype, device, devices)
         self.length = 0
         self.capacity = 0
         self.slots: Tensor | slice | None = None
@@ -44,6 +49,7 @@ class KVTable(DecoderCache):
         self._unfilled: set[int] = set()
         self.rows = torch.empty(0, dtype=torch.int64, device=self.device)
         self.groups = torch.empty(0, dtype=torch.int64, device=self.device)
+        self._copies: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self._reserve(max(1, capacity))
 
     @property
@@ -58,7 +64,18 @@ class KVTable(DecoderCache):
             groups = torch.full((capacity,), -1, dtype=torch.int64, device=self.device)
             rows[: self.length].copy_(self.rows[: self.length])
             groups[: self.length].copy_(self.groups[: self.length])
+            self._copies = {place: (rows.to(place), groups.to(place)) for place in self.elsewhere}
         self.rows, self.groups, self.capacity = rows, groups, capacity
+
+    def order(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return `rows` and `groups` on the device of some layers."""
+        return self._copies.get(device, (self.rows, self.groups))
+
+    def _copy_order(self, start: int, stop: int) -> None:
+        """Have the order of some slots on every layer's device."""
+        for rows, groups in self._copies.values():
+            rows[start:stop].copy_(self.rows[start:stop])
+            groups[start:stop].copy_(self.groups[start:stop])
 
     def allocate(self, rows: Tensor, groups: Tensor | None = None) -> range:
         """Append slots for rows of the prompt [n] int64 (groups likewise; none: causal); contents are not yet set."""
@@ -72,6 +89,7 @@ class KVTable(DecoderCache):
         else:
             self.rows[start:stop] = rows
         self.groups[start:stop] = -1 if groups is None else groups
+        self._copy_order(start, stop)
         self.length = stop
         return range(start, stop)
 
@@ -93,8 +111,10 @@ class KVTable(DecoderCache):
             self._keys[layer][0, :, slots].copy_(rows.keys)
             self._values[layer][0, :, slots].copy_(rows.values)
         else:
-            self._keys[layer][0].index_copy_(1, slots, rows.keys.to(self.dtype))
-            self._values[layer][0].index_copy_(1, slots, rows.values.to(self.dtype))
+            keys, values = self._keys[layer][0], self._values[layer][0]
+            slots = slots.to(keys.device) if self.elsewhere else slots
+            keys.index_copy_(1, slots, rows.keys.to(keys))
+            values.index_copy_(1, slots, rows.values.to(values))
 
     def memory(self, layer: int) -> LayerMemory:
         """Return the memory of a layer's rows: one page, whose rows are the slots. It moves when the table grows."""
@@ -132,15 +152,27 @@ class KVTable(DecoderCache):
         stop = self.length if stop is None else stop
         return LayerRows(self._keys[layer][0, :, start:stop], self._values[layer][0, :, start:stop])
 
+    def gather(self, slots: Tensor) -> tuple[LayerRows, ...]:
+        """Return copies of every layer's rows in some slots [n] int64, in that order."""
+        where = self._on_layers(slots)
+        return tuple(self.read(layer).select(where[device]) for layer, device in enumerate(self.devices))
+
+    def _on_layers(self, slots: Tensor) -> dict[torch.device, Tensor]:
+        """Return slots on the device of each layer."""
+        return {device: slots.to(device) for device in (self.device, *self.elsewhere)}
+
     def drop(self, keep: Tensor) -> None:
         """Keep only the given slots [n] int64, in that order; slots move to 0 … n - 1."""
         self.settle()
         count = int(keep.shape[0])
+        where = self._on_layers(keep)
         for tables in (self._keys, self._values):
-            for table in tables:
-                table[:, :, :count] = table.index_select(2, keep)
+            for table, device in zip(tables, self.devices, strict=True):
+                table[:, :, :count] = table.index_select(2, where[device])
+        keep = where[self.device]
         self.rows[:count] = self.rows.index_select(0, keep)
         self.groups[:count] = self.groups.index_select(0, keep)
+        self._copy_order(0, count)
         self.length = count
         self._look_at_order()
 
@@ -172,8 +204,9 @@ class KVTable(DecoderCache):
             keys[:, :, self.slots].copy_(key_states)
             values[:, :, self.slots].copy_(value_states)
         else:
-            keys.index_copy_(2, self.slots, key_states)
-            values.index_copy_(2, self.slots, value_states)
+            slots = self.slots.to(keys.device) if self.elsewhere else self.slots
+            keys.index_copy_(2, slots, key_states)
+            values.index_copy_(2, slots, value_states)
         if layer_idx in self.latent_layers:
             return key_states, value_states
         return keys[:, :, : self.length], values[:, :, : self.length]
@@ -190,16 +223,17 @@ def attention_masks(
     window_binds_groups: bool = True,
     columns: slice | None = None,
 ) -> dict[int | None, Tensor]:
-    """Return an additive mask [1, 1, queries, length] in the table's dtype for each distinct window.
+    """Return an additive mask [1, 1, queries, length] in the table's dtype for each distinct window, where `slots` are.
 
     Row i attends row j if j is not after i, or both are in one bidirectional group; and not where `hidden_from`
     [queries, length] is True; and under a sliding window only the `window` nearest rows, counted in the whole prompt.
     `columns` are the slots that the mask is made for, and that `hidden_from` has; all in use by default.
     """
     columns = columns or slice(0, table.length)
-    rows, groups = table.rows[columns], table.groups[columns]
-    distance = table.rows.index_select(0, slots)[:, None] - rows[None, :]
-    own = table.groups.index_select(0, slots)[:, None]
+    all_rows, all_groups = table.order(slots.device)
+    rows, groups = all_rows[columns], all_groups[columns]
+    distance = all_rows.index_select(0, slots)[:, None] - rows[None, :]
+    own = all_groups.index_select(0, slots)[:, None]
     together = (own == groups[None, :]) & (own >= 0)
     seen = (distance >= 0) | together
     if hidden_from is not None:
@@ -210,6 +244,6 @@ def attention_masks(
         if window is not None:
             near = distance < window
             inside = seen & (near if window_binds_groups else near | together)
-        mask = torch.zeros(inside.shape, dtype=table.dtype, device=table.device)
+        mask = torch.zeros(inside.shape, dtype=table.dtype, device=slots.device)
         masks[window] = mask.masked_fill_(~inside, torch.finfo(table.dtype).min)[None, None]
     return masks

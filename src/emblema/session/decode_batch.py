@@ -8,7 +8,6 @@ from torch import Tensor
 
 from emblema.errors import ModelError
 from emblema.models.adapter import Adapter
-from emblema.models.batch_table import BatchTable
 from emblema.models.decode_steps import DecodeSteps, StepRecorder
 from emblema.session.decoding import NOT_FINITE, DecodeStart, Sampler
 
@@ -79,7 +78,7 @@ class DecodeBatch:
 
     def __init__(self, adapter: Adapter, most_rows: int, recorder: StepRecorder | None = None) -> None:
         self.adapter, self.most_rows = adapter, most_rows
-        self._table = BatchTable(adapter.layouts, adapter.dtype, adapter.device, padded=recorder is not None)
+        self._table = adapter.batch_table(padded=recorder is not None)
         self._steps = None if recorder is None else DecodeSteps(adapter, self._table, recorder)
         self._sequences: list[DecodeSequence] = []
 

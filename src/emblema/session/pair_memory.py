@@ -141,7 +141,8 @@ class PairMemory:
     Args:
         store: returns the tenant's store; None once it is gone.
         model: the model's fingerprint.
-        layouts, dtype, device: of the model.
+        layouts, dtype: of the model.
+        devices: of its layers.
         bases: keeps the basis beside the store's files.
         owner: digest of the tenant.
         settings: how pairs are learnt.
@@ -157,14 +158,14 @@ class PairMemory:
         model: str,
         layouts: Sequence[LayerLayout],
         dtype: torch.dtype,
-        device: torch.device,
+        devices: Sequence[torch.device],
         bases: PairBases,
         owner: str,
         settings: PairSettings | None = None,
         sampler: PairSampler | None = None,
     ) -> None:
         self.settings, self.model = settings or PairSettings(), model
-        self._store, self._layouts, self._dtype, self._device = store, tuple(layouts), dtype, device
+        self._store, self._layouts, self._dtype, self._devices = store, tuple(layouts), dtype, tuple(devices)
         self._latent = layouts[0].kind == "latent"
         self._bases, self._owner = bases, owner
         # Guards what follows; never held while the store is called.
@@ -398,7 +399,8 @@ class PairMemory:
     def _use_basis(self) -> None:
         if self._kept is not None:
             right = self._kept.basis.right_factors(self._layouts, self._dtype)
-            self._right = tuple((keys.to(self._device), values.to(self._device)) for keys, values in right)
+            placed = zip(right, self._devices, strict=True)
+            self._right = tuple((keys.to(device), values.to(device)) for (keys, values), device in placed)
 
     def _learn(self, rows: LinkedRows, differences: Tensor) -> None:
         basis = self.basis
@@ -592,7 +594,7 @@ class PairMemories:
                     return None if held is None else held.tenant_of(salt)
 
                 self._memories[store.owner, model] = PairMemory(
-                    tenant, model, adapter.layouts, adapter.dtype, adapter.device, self._bases, store.owner, settings
+                    tenant, model, adapter.layouts, adapter.dtype, adapter.devices, self._bases, store.owner, settings
                 )
             return self._memories[store.owner, model]
 

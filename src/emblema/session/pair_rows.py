@@ -63,10 +63,10 @@ class LinkedRows:
         # A stored chunk is looked up each time that its rows are read.
         held = [tuple(shares.chunk.rows) for shares in self.chunks]
         pieces: dict[int, Tensor] = {}
-        alike: dict[LayerLayout, list[int]] = {}
+        alike: dict[tuple[LayerLayout, torch.device], list[int]] = {}
         for layer, layout in enumerate(layouts):
-            alike.setdefault(layout, []).append(layer)
-        for layout, layers in alike.items():
+            alike.setdefault((layout, self.rows[layer].keys.device), []).append(layer)
+        for (layout, _), layers in alike.items():
             new = unplace(_side_by_side([self.rows[layer] for layer in layers]), layout, self.target)
             old = unplace(_side_by_side([self._canonical(held, layer) for layer in layers]), layout, self.source)
             both = [
@@ -74,7 +74,8 @@ class LinkedRows:
                 for after, before in ((new.keys, old.keys), (new.values, old.values))
             ]
             pieces.update(zip(layers, torch.cat(both, dim=2).unbind(1), strict=True))
-        return torch.cat([pieces[layer] for layer in range(len(layouts))], dim=1).cpu()
+        home = pieces[0].device
+        return torch.cat([pieces[layer].to(home) for layer in range(len(layouts))], dim=1).cpu()
 
     def _canonical(self, held: Sequence[KVRows], layer: int) -> LayerRows:
         """Return the canonical rows of a layer, in order."""
@@ -150,8 +151,7 @@ def linked_rows(
     shares = RowShares(shares.rows[kept], shares.mass[kept], shares.alone[kept], shares.seconds)
 
     def read(indices: Tensor) -> KVRows:
-        where = held[shares.rows[indices]].to(linked.table.rows.device)
-        return tuple(linked.table.read(layer, 0, linked.rows).select(where) for layer in range(len(adapter.layouts)))
+        return linked.table.gather(held[shares.rows[indices]])
 
     return noted_chunks(adapter, prompt, shares, read, canonical, witnesses)
 

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -263,10 +263,12 @@ def _form_and_keep(job: PatchJob) -> str:
 
 def _formed(job: PatchJob) -> Patch:
     """Return a job's patch; on a GPU it is formed beside the model, and lies in memory of the model's stream."""
-    device = job.rows[0].keys.device
-    with beside_model(device):
+    devices = dict.fromkeys(rows.keys.device for rows in job.rows)
+    with ExitStack() as streams:
+        for device in devices:
+            streams.enter_context(beside_model(device))
         patch = job.form()
-    return patch if device.type == "cpu" else patch.copy()
+    return patch if all(device.type == "cpu" for device in devices) else patch.copy()
 
 
 def _lower_priority() -> None:

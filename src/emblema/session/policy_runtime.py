@@ -5,11 +5,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from emblema.kv.chunk import Chunk
-from emblema.kv.layout import KVRows
-from emblema.link.executor import LinkedTable
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.choosing import rank_of
 from emblema.link.policy.continuations import Continuations
@@ -307,7 +303,7 @@ class PolicyRuntime:
                 self.store,
                 key,
                 canonical,
-                _copied(linked, slots),
+                linked.table.gather(slots),
                 tuple(adapter.layouts),
                 adapter.dtype,
                 adapter.phases(canonical.encoded.positions),
@@ -367,8 +363,3 @@ class PolicyRuntime:
         parts = [part for part in prompt.chunk_parts if part.name]
         canonical = (part.name for part in parts if part.state is RowState.CANONICAL)
         return not self.store.deleted(part.name for part in parts) and all(name in self.store for name in canonical)
-
-
-def _copied(linked: LinkedTable, slots: Tensor) -> KVRows:
-    where = slots.to(linked.table.rows.device)
-    return tuple(linked.table.read(layer, 0, linked.rows).select(where) for layer in range(len(linked.table.layouts)))

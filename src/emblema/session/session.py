@@ -67,7 +67,7 @@ class Session:
         solo: SoloDecoding | None = None,
     ) -> None:
         self.adapter, self.store, self.limits = adapter, store, limits
-        self._solo = solo or SoloDecoding(adapter, step_recorder(adapter.device))
+        self._solo = solo or SoloDecoding(adapter, None if adapter.sharded else step_recorder(adapter.device))
         self._preparer = preparer
         self._defer_idle = False
         self.chunk_builder = ChunkBuilder(adapter, preparer, store, limits)

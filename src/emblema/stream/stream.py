@@ -53,7 +53,7 @@ class Stream:
         turn: token ids around the frames.
 
     Raises:
-        UnsupportedModelError: the model's layers cannot read a memory.
+        UnsupportedModelError: the model's layers cannot read a memory, or are on several devices.
         StreamError: there is no method of that name.
         PromptError: the template refuses the system turn, or there is a system turn and no template.
     """
@@ -621,7 +621,9 @@ def _folder(session: Session) -> Path | None:
 
 
 def _refuse_unreadable(adapter: Adapter) -> None:
-    """Refuse a model whose layers have a window of their own, or keep latent rows that they do not expand."""
+    """Refuse layers on several devices, with a window of their own, or of latent rows that they do not expand."""
+    if adapter.sharded:
+        raise UnsupportedModelError("the layers are on several devices: load the model on one for streams")
     for name, layer, layout in zip(adapter.names, adapter.layers, adapter.layouts, strict=True):
         if layout.window is not None:
             raise UnsupportedModelError(f"{name} sees its last {layout.window} rows only: it cannot read a memory")

@@ -330,8 +330,8 @@ class PairLearner:
         if owner not in self._memories:
             store = TenantPairs(self._pairs, partial(self._store.tenant, tenant.salt))
             made = PairMemory(
-                lambda: store, spec.fingerprint, spec.layouts, spec.dtype, spec.device, self._pairs.bases, owner,
-                self.settings, sampler,
+                lambda: store, spec.fingerprint, spec.layouts, spec.dtype, [spec.device] * len(spec.layouts),
+                self._pairs.bases, owner, self.settings, sampler,
             )  # fmt: skip
             self._memories[owner] = made
         self._memories.move_to_end(owner)
