@@ -234,6 +234,8 @@ def write_frames(
     with av.open(str(path), "w") as container:
         stream: Any = container.add_stream("libx264", rate=rate)
         (stream.width, stream.height), stream.pix_fmt, stream.options = size, pixels, options
+        # Several threads encode the same frames into other bytes from run to run.
+        stream.thread_count = 1
         for frame in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(np.asarray(frame), format="rgb24")))
         container.mux(stream.encode())
