@@ -100,9 +100,10 @@ $(VENV)/installed-ray: $(VENV)/installed-dev
 test-scale: $(VENV)/installed-ray  ## Run real replicas behind Ray Serve, on loopback: two that are killed, and the router
 	$(PYTEST) tests/scale/test_router.py tests/scale/test_cluster.py
 
-# pytest leaves with 5 where it finds no test.
+# The longest tests are the benchmarks' and go first: by default files of few tests go last, and one worker waits. pytest
+# leaves with 5 where it finds no test.
 test-slow: $(VENV)/installed-dev servers browser  ## Run the slow tests, the wheel's excepted
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m slow --ignore=tests/e2e/test_wheel.py tests benchmarks/tests training/tests || [ $$? -eq 5 ]
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m slow --ignore=tests/e2e/test_wheel.py benchmarks/tests training/tests tests || [ $$? -eq 5 ]
 
 test-519: $(OLD)/installed  ## Run the adapter tests on transformers 5.19, with torchvision
 	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(OLD)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" tests/models
