@@ -30,6 +30,10 @@ class ModelTables:
         """Everything that has to hold."""
         return bars_of(self.tables)
 
+    def kept(self) -> "ModelTables":
+        """Return the tables with the digits that rows of a file keep."""
+        return ModelTables(self.model, tuple(table.kept() for table in self.tables))
+
     def data(self) -> dict[str, Any]:
         """Return the tables and bars as plain data for JSON."""
         tables = [table.data() for table in self.tables]

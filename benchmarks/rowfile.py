@@ -47,12 +47,17 @@ def read_rows(path: Path) -> dict[str, Any]:
     return found
 
 
+def as_kept(value: float) -> float:
+    """Return a figure with the `DIGITS` that rows keep of it."""
+    return float(f"{value:.{DIGITS}g}")
+
+
 def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _rounded(part) for name, part in value.items()}
     if isinstance(value, list):
         return [_rounded(part) for part in value]
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    return as_kept(value) if isinstance(value, float) else value
 
 
 def _packed(value: Any, name: str = "") -> Any:

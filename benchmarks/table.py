@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich import box
@@ -11,6 +11,7 @@ from rich.table import Table as ScreenTable
 from rich.text import Text
 
 from benchmarks.intervals import Interval
+from benchmarks.rowfile import as_kept
 from emblema.errors import PromptError
 from emblema.eval.figures import plain
 from emblema.eval.metrics import Share
@@ -118,6 +119,12 @@ class Table:
         """Every row by column."""
         return tuple(dict(zip(self.columns, row, strict=True)) for row in self.rows)
 
+    def kept(self) -> "Table":
+        """Return the table with the digits that rows of a file keep, so that a page is what its file makes."""
+        rows = tuple(tuple(map(_kept, row)) for row in self.rows)
+        bars = tuple(bar if bar.value is None else replace(bar, value=as_kept(bar.value)) for bar in self.bars)
+        return replace(self, rows=rows, bars=bars, seconds=as_kept(self.seconds))
+
     def data(self) -> dict[str, Any]:
         """Return the table as plain data for JSON: intervals as value, low and high, shares as value and count."""
         rows = [
@@ -129,6 +136,14 @@ class Table:
             {**named, "rows": rows, "bars": [bar.data() for bar in self.bars], "seconds": self.seconds}
         )
         return found
+
+
+def _kept(cell: Cell) -> Cell:
+    if isinstance(cell, Interval):
+        return Interval(as_kept(cell.value), as_kept(cell.low), as_kept(cell.high))
+    if isinstance(cell, Share):
+        return Share(as_kept(cell.value), cell.count)
+    return as_kept(cell) if isinstance(cell, float) else cell
 
 
 def bars_of(tables: Iterable[Table]) -> tuple[Bar, ...]:

@@ -101,7 +101,7 @@ def run_streams(engine: Engine, options: StreamOptions, screen: Console) -> tupl
             show_tables(screen, ModelTables(options.label, made))
             measured = ModelTables(options.label, tuple(found))
             write_json(measured, options.accuracy.reported, options.figures)
-            write_report(measured, options.accuracy.reported, options.folder)
+            write_report(measured.kept(), options.accuracy.reported, options.folder)
     return tuple(found)
 
 

@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.intervals import Interval
 from benchmarks.rowfile import read_rows, write_rows
+from benchmarks.table import Bar, Table, cell_text
+from emblema.eval.metrics import Share
 
 NAMES = st.text("abc", min_size=1, max_size=3)
 CELLS = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=5), st.lists(st.integers(0, 9), max_size=3))
@@ -57,6 +60,16 @@ def test_a_row_is_a_line_and_columns_are_named_once(tmp_path: Path) -> None:
     assert all(sum(f'"{row["strategy"]}"' in line for line in text.splitlines()) == 1 for row in rows)
     assert len(text.splitlines()) < len(rows) + 20 and text.count('"strategy"') == 1
     json.loads(text, parse_constant=pytest.fail)
+
+
+def test_a_table_is_the_same_words_before_and_after(tmp_path: Path) -> None:
+    # Half way between two words in the file, and not in the run.
+    cells = (1.21549995, Interval(12.3499999, 1.0, nan), Share(100.4999999, 3), 7, "word", None)
+    table = Table("t", "T", "", tuple("abcdef"), (cells,), (), (Bar("b", 1.21549995, 2.0), Bar("none", None, 1.0)))
+    written = read_rows(write_rows({**WHERE, "rows": [table.data()]}, tmp_path / "f.json"))["rows"]
+    assert written != [table.data()]
+    assert written == [table.kept().data()]
+    assert [*map(cell_text, table.kept().rows[0])] != [*map(cell_text, cells)]
 
 
 @given(st.lists(st.tuples(st.sampled_from([0, 1, 1.0, True, None, "shown"]), st.integers(1, 30)), max_size=5))

@@ -87,7 +87,7 @@ def run_window(
             found.append(ModelTables(label, tuple(made)))
             show_tables(screen, found[-1])
             write_rows({"asked": options.reported, "rows": [measured.data() for measured in found]}, json_path)
-            write_report(found, traces, options.reported, folder)
+            write_report([measured.kept() for measured in found], traces, options.reported, folder)
 
 
 def _traces(options: WindowOptions) -> list[Trace]:
