@@ -88,8 +88,7 @@ def measure_growth(engine: Engine, options: SystemsOptions, console: Console) ->
                 if found is not None and key[1] == LONG:
                     shares_found.append(found)
                 rows.append((kind, *key, *_times(key, asks[kind], short), found, rates[key], *sizes, *shares))
-    drawn = ("TTFT ms", "TTFT over ReKV", "device bytes", "host bytes", "memory", "transfers")
-    plots = tuple(Plot("frames", y, "method", split="kind", doubling=True) for y in drawn)
+    plots = (Plot("frames", "CPU ms", "method", split="kind", doubling=True),)
     note = GROWTH_NOTE.format(rounds=options.rounds, short=short)
     bars = growth_bars(asks)
     if shares_found:
@@ -280,11 +279,7 @@ def measure_bytes(engine: Engine, options: SystemsOptions, console: Console) -> 
                 for start, stop in zip((0, *lengths), lengths, strict=False):
                     feed(streams, film, start, stop, together, tick)
                     found += _held(kind, stop, streams, [question.text for question in questions(film, stop)][:ASKED])
-    plots = (
-        Plot("frames", "memory bytes", "method", split="kind", doubling=True),
-        Plot("frames", "memory over ReKV", "method", split="kind", doubling=True),
-        Plot("clusters", "bytes a cluster", "kind", only=("method", "mosaic")),
-    )
+    plots = (Plot("frames", "memory bytes", "method", split="kind", doubling=True),)
     rows = tuple(held.row for held in found)
     return Table("bytes", "Bytes by place and length", BYTES_NOTE, BYTES_COLUMNS, rows, plots, bytes_bars(found))
 
