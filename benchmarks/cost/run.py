@@ -192,7 +192,7 @@ class CostRun:
         drawn, remark = drawable(found)
 
         def pictures(model: str, table: Table, folder: Path) -> list[Path]:
-            drawing = table.name == "decode" and table.plots and not remark
+            drawing = table.name == "decode" and not remark
             return draw_roofline(model, found.tables, folder) if drawing else []
 
         title = f"What it costs: {options.shape}"
