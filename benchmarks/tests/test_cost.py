@@ -211,4 +211,5 @@ def test_every_stage_is_measured_quickly(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "cost.json").read_text())
     assert [table["name"] for table in found["tables"]] == list(STAGES)
+    assert (tmp_path / "reference-roofline.png").is_file()
     assert QUICK.most == 96 and all(bar["name"] in (tmp_path / "cost.md").read_text() for bar in found["bars"])
