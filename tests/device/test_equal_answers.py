@@ -13,10 +13,9 @@ from emblema.errors import StoreError
 from emblema.kv.device import default_device
 from emblema.store.settings import StoreSettings
 from emblema.stream.methods import METHODS
-from tests.device.twins import FAMILIES, pictures, twins
-from tests.families import CASES, words
+from tests.device.twins import FAMILIES, QUESTION, logits_after_a_slide, pictures, twins
+from tests.families import CASES
 
-QUESTION = tuple(words(5, 3).tolist())
 STRATEGIES = ("full", "prefix", "blind", "patch-25%", "patch-4", "mpic-4", "query-25%", "auto")
 CLOSE = 5e-5
 """What other kernels may make of float32 numbers of size 10, a few layers deep."""
@@ -87,15 +86,7 @@ def test_rows_that_went_to_the_host_come_back() -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_window_slides(name: str) -> None:
     """By a named strategy: `auto` goes by what each device was measured to cost, and may go another way on each."""
-    found = []
-    for engine in twins(name):
-        window = engine.window(template=False)
-        for each in pictures(name, 3):
-            window.append(each)
-        window.prefill(QUESTION, "patch-4")
-        window.slide(1)
-        found.append(window.prefill(QUESTION, "patch-4").logits)
-    assert apart(*found) <= CLOSE
+    assert apart(*(logits_after_a_slide(engine, name) for engine in twins(name))) <= CLOSE
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -30,10 +30,9 @@ from emblema.session.pair_rows import noted_chunks
 from emblema.store.settings import StoreSettings
 from tests import fake_device
 from tests.device.sharding import HOMES, places_of, sharded, sharded_twins
-from tests.device.twins import FAMILIES, pictures
-from tests.families import CASES, words
+from tests.device.twins import FAMILIES, QUESTION, logits_after_a_slide, pictures
+from tests.families import CASES
 
-QUESTION = tuple(words(5, 3).tolist())
 STRATEGIES = ("full", "prefix", "blind", "mpic-32", "mpic-4", "patch-25%", "cacheblend-50", "query-25%", "auto")
 CLOSE = 1e-5
 """Of float32 numbers, as a share of the largest among them."""
@@ -251,15 +250,7 @@ def test_what_a_question_asks_for(name: str) -> None:
 @pytest.mark.parametrize("home", HOMES)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_window_slides(name: str, home: str) -> None:
-    found = []
-    for engine in sharded_twins(name, home):
-        window = engine.window(template=False)
-        for each in pictures(name, 3):
-            window.append(each)
-        window.prefill(QUESTION, "patch-4")
-        window.slide(1)
-        found.append(window.prefill(QUESTION, "patch-4").logits)
-    assert apart(*found) <= CLOSE
+    assert apart(*(logits_after_a_slide(engine, name) for engine in sharded_twins(name, home))) <= CLOSE
 
 
 @pytest.mark.parametrize("home", HOMES)

@@ -7,11 +7,9 @@ import pytest
 from emblema.session.decode_batch import DecodeBatch, DecodeSequence
 from emblema.session.decoding import DecodeStart, Sampler, Sampling
 from tests import fake_device
-from tests.device.twins import pictures, twins
-from tests.families import words
+from tests.device.twins import QUESTION, pictures, twins
 
 NAME = "qwen2_5_vl"
-QUESTION = tuple(words(5, 3).tolist())
 LINKING = {
     # The first token's logits are looked at: whether they are finite.
     "session/linker.py:_executed aten._to_copy.default": 1,

@@ -5,13 +5,15 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from emblema import Engine
 from emblema.kv.device import default_device
-from tests.families import CASES, picture
+from tests.families import CASES, picture, words
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "gemma3", "kimi_k25")
 """M-RoPE, features added at several layers, windows with rows that see each other, latents."""
+QUESTION = tuple(words(5, 3).tolist())
 
 
 @dataclass(frozen=True)
@@ -38,3 +40,13 @@ def twins(name: str) -> Twins:
 def pictures(name: str, count: int, seed: int = 0) -> list[Any]:
     """Pictures of the family's sizes."""
     return [picture(*CASES[name].sizes[index % 2], seed=seed + index) for index in range(count)]
+
+
+def logits_after_a_slide(engine: Engine, name: str) -> Tensor:
+    """Logits of a question about a window of three pictures of which the first has left."""
+    window = engine.window(template=False)
+    for each in pictures(name, 3):
+        window.append(each)
+    window.prefill(QUESTION, "patch-4")
+    window.slide(1)
+    return window.prefill(QUESTION, "patch-4").logits
