@@ -19,6 +19,7 @@ from emblema.sglang.linked_forward import LinkedForward
 from emblema.sglang.piece_keeper import PieceKeeper
 from emblema.sglang.request_links import RequestLink, RequestLinks
 from emblema.sglang.requests import describe_request, marked_key
+from emblema.sglang.run_attention import RunAttention
 from emblema.sglang.solo_captures import SoloQueue
 from emblema.store import Store
 from emblema.store.settings import StoreSettings
@@ -51,10 +52,11 @@ class SchedulerHooks:
 
     Args:
         settings: of the plugin.
+        attention: that of runs.
     """
 
-    def __init__(self, settings: PluginSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: PluginSettings, attention: RunAttention) -> None:
+        self._settings, self._attention = settings, attention
         self._links: RequestLinks | None = None
         self._forward: LinkedForward | None = None
         self._captures: SoloQueue | None = None
@@ -74,7 +76,7 @@ class SchedulerHooks:
             self._captures = SoloQueue() if self._settings.capture else None
             links = RequestLinks(spec, store, self._settings)
             self._forward = LinkedForward(
-                runner, scheduler.token_to_kv_pool_allocator, spec, links, keeper, self._captures
+                runner, scheduler.token_to_kv_pool_allocator, spec, links, keeper, self._captures, self._attention
             )
             self._links = links
         except (EmblemaError, OSError) as error:

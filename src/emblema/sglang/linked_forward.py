@@ -18,6 +18,7 @@ from emblema.sglang.encodings import encoding_of, hand_over
 from emblema.sglang.piece_keeper import ComputedPrompt, PieceKeeper
 from emblema.sglang.pool_rows import PoolRows
 from emblema.sglang.request_links import RequestLink, RequestLinks, count_linked
+from emblema.sglang.run_attention import RunAttention
 from emblema.sglang.solo_captures import SoloCapture, SoloQueue, solo_batch
 
 _log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class LinkedForward:
         links: the requests' plans.
         keeper: stores chunks and forms patches.
         captures: chunks to be prefilled alone; None where none are.
+        attention: that of runs, where the backend has none of its own.
 
     Raises:
         EmblemaError: the pool keeps rows in a form that the plugin does not know.
@@ -49,8 +51,10 @@ class LinkedForward:
         links: RequestLinks,
         keeper: PieceKeeper,
         captures: SoloQueue | None,
+        attention: RunAttention,
     ) -> None:
         self._runner, self._allocator, self._spec = runner, allocator, spec
+        self._attention = attention
         self._links, self._keeper, self._captures = links, keeper, captures
         self._rows = PoolRows(runner.token_to_kv_pool, spec.layouts, spec.dtype)
         self._copier = HostCopier.of(spec.device)
@@ -77,11 +81,14 @@ class LinkedForward:
         if not any(links):
             return stock(self._runner, batch, *given, **named)
         rewritten = self._link(batch, links)
-        for earlier in rewritten[:-1]:
-            stock(self._runner, earlier.batch, *given, **named)
-        output = stock(self._runner, rewritten[-1].batch if rewritten else batch, *given, **named)
         if rewritten:
+            with self._attention.of_runs():
+                for earlier in rewritten[:-1]:
+                    stock(self._runner, earlier.batch, *given, **named)
+                output = stock(self._runner, rewritten[-1].batch, *given, **named)
             rewritten[-1].restore(output)
+        else:
+            output = stock(self._runner, batch, *given, **named)
         reports = [self._finish(batch, index, link) for index, link in enumerate(links)]
         if any(report is not None for report in reports) and output.logits_output is not None:
             output.logits_output.customized_info = {**(output.logits_output.customized_info or {}), REPORT: reports}

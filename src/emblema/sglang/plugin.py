@@ -15,6 +15,7 @@ OPTIONS = "EMBLEMA_SGLANG"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+TORCH_ATTENTION = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_extend"
 WEIGHT_CHANGES = ("update_weights_from_disk", "begin_weight_update", "update_weights_from_ipc")
 """What may change a model in place; all other changes of weights come after `begin_weight_update`."""
 
@@ -69,8 +70,10 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from emblema.sglang.hooks import SchedulerHooks
+    from emblema.sglang.run_attention import RunAttention
 
-    hooks = SchedulerHooks(settings)
+    attention = RunAttention()
+    hooks = SchedulerHooks(settings, attention)
     for target, hook, kind in (
         (f"{SCHEDULER}.__init__", hooks.start, HookType.AFTER),
         (f"{SCHEDULER}._add_request_to_queue", hooks.hold, HookType.AROUND),
@@ -78,6 +81,7 @@ def register() -> None:
         (f"{SCHEDULER}.abort_request", hooks.release_all, HookType.BEFORE),
         (f"{SCHEDULER}.on_idle", hooks.spend_idle_moment, HookType.AROUND),
         (f"{RUNNER}.forward", hooks.forward, HookType.AROUND),
+        (TORCH_ATTENTION, attention.attend, HookType.AROUND),
         *((f"{UPDATER}.{name}", hooks.stop, HookType.BEFORE) for name in WEIGHT_CHANGES),
     ):
         HookRegistry.register(target, hook, kind)

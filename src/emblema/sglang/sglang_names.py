@@ -35,6 +35,9 @@ NAMES: tuple[NamesOf, ...] = (
     names_of("sglang.srt.model_executor.pool_configurator", "MemoryPoolConfig", "max_running_requests"),
     names_of("sglang.srt.models.transformers", "MultiModalMixin", "get_image_feature"),
     names_of(
+        "sglang.srt.layers.attention.torch_native_backend", "TorchNativeAttnBackend", "_run_sdpa_forward_extend"
+    ),
+    names_of(
         "sglang.srt.model_executor.forward_batch_info", "ForwardBatch",
         "forward_mode batch_size input_ids req_pool_indices req_pool_indices_cpu seq_lens seq_lens_cpu seq_lens_sum "
         "orig_seq_lens out_cache_loc out_cache_loc_virtual positions mrope_positions mm_token_modalities mm_inputs "
