@@ -146,8 +146,8 @@ def page(found: Mapping[str, Any], line: str) -> str:
 cache; {found["rounds"]} rounds, in each of which every strategy is asked once. Load average before and after:
 {found["load"][0]:.1f} and {found["load"][1]:.1f}.
 
-SGLang's torch attention works every run of rows out as if all rows before it were asked too (`torch_native_backend.py`
-says that this is to be mended): linked prompts save the layers' other work, and cost more attention than plain ones.
+Runs of a linked prompt are attended by the plugin's own function, each with its own queries; SGLang's torch attention,
+which works a run out as if all rows before it were asked too, computes the plain prompt.
 
 | strategy | median, s | least to most | of plain | rows linked |
 |---|---|---|---|---|

@@ -50,7 +50,7 @@ def both(request, serve: Callable[..., Any], subjects, tmp_path_factory) -> Both
 @pytest.mark.parametrize("pictures", [1, 2, 8])
 def test_linked_prompts_agree(request, both: Both, pictures: int, record_property) -> None:
     if (both.subject.name, pictures) == ("reference", 8):
-        told = "mpic-32: 3.1e-5 from the embedded engine, over a bar of 1.9e-5; 1.9e-5 from float64, as plain is 1.8e-5"
+        told = "of 36 answers to twelve other such prompts one misses: `blind`, 1.7e-5 over a bar of 1.4e-5"
         request.applymarker(pytest.mark.xfail(reason=told, strict=False))
     given = both.subject.prompt(pictures, seed=pictures)
     plain = both.served.ask(given, {"strategy": "full"})
