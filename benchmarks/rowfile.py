@@ -30,7 +30,7 @@ def write_rows(found: Mapping[str, Any], path: Path) -> Path:
     """
     made = plain({"environment": environment(), **found})
     made = _packed({name: _rounded(part) if name == "rows" else part for name, part in made.items()})
-    path.write_text(_text(made, 0) + "\n", encoding="utf-8")
+    path.write_text(_text(made) + "\n", encoding="utf-8")
     return path
 
 
@@ -115,7 +115,7 @@ def _row(columns: Iterable[Any], cells: Iterable[Any]) -> dict[str, Any]:
     return row
 
 
-def _text(value: Any, depth: int) -> str:
+def _text(value: Any) -> str:
     """Return JSON without blanks; what is long and holds objects, or rows, has its parts in lines of their own."""
     line = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     parted = "{" in line or (isinstance(value, list) and all(isinstance(part, list) for part in value))
@@ -123,9 +123,8 @@ def _text(value: Any, depth: int) -> str:
         return line
     if isinstance(value, dict):
         first, last = "{}"
-        parts = [f"{json.dumps(name, ensure_ascii=False)}:{_text(part, depth + 1)}" for name, part in value.items()]
+        parts = [f"{json.dumps(name, ensure_ascii=False)}:{_text(part)}" for name, part in value.items()]
     else:
         first, last = "[]"
-        parts = [_text(part, depth + 1) for part in value]
-    indent = "\n" + " " * (depth + 1)
-    return first + indent + f",{indent}".join(parts) + "\n" + " " * depth + last
+        parts = [_text(part) for part in value]
+    return f"{first}\n" + ",\n".join(parts) + f"\n{last}"
