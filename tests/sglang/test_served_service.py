@@ -12,7 +12,7 @@ import pytest
 
 from emblema.models.load import bundled_folder
 from emblema.serve.keys import KeyRing
-from tests.serve.conftest import QUESTION, asked, pngs
+from tests.serve.conftest import QUESTION, asked, data_url, pngs
 from tests.serve.engines import ServedEngine, served
 
 __all__ = ["pngs"]
@@ -48,9 +48,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
 
 @pytest.fixture(scope="module")
 def http(server: ServedEngine) -> Iterator[dict[str, httpx.Client]]:
-    """A client of each of three tenants."""
+    """A client of each of four tenants."""
     ring = KeyRing(server.store / "serve")
-    clients = {tenant: server.http(ring.add(tenant)) for tenant in ("one", "two", "three")}
+    clients = {tenant: server.http(ring.add(tenant)) for tenant in ("one", "two", "three", "four")}
     yield clients
     for client in clients.values():
         client.close()
@@ -85,6 +85,10 @@ def upload(client: httpx.Client, png: bytes) -> str:
     assert answer.status_code == 200, answer.text
     id: str = answer.json()["id"]
     return id
+
+
+def pictures(pngs: list[bytes]) -> list[dict[str, Any]]:
+    return [{"type": "image_url", "image_url": {"url": data_url(png)}} for png in pngs]
 
 
 def by_id(*ids: str) -> list[dict[str, Any]]:
@@ -140,6 +144,61 @@ def test_a_file_is_shown_by_its_id_to_its_owner_alone(http: dict[str, httpx.Clie
     assert refused.status_code == 404 and "no file" in refused.json()["error"]["message"]
     assert one.delete(f"/v1/files/{ids[0]}").status_code == 200
     assert one.post(CHAT, json=BLIND | {"messages": by_id(ids[0])}).status_code == 404
+
+
+def test_a_deleted_file_leaves_no_rows(http: dict[str, httpx.Client], pngs: list[bytes]) -> None:
+    four, quiet = http["four"], {"custom_params": {"emblema": {"capture": False}}}
+    id = upload(four, pngs[0])
+    until_linked(four, by_id(id))
+    until_linked(four, asked(pngs[:2]))
+    assert four.delete(f"/v1/files/{id}").status_code == 200
+    # The other picture stays known.
+    _, told = chat(four, asked(pngs[:2]), **quiet)
+    assert 0 < told["linked_tokens"] < told["media_tokens"] and not told["stored"]
+    # What waits to be stored is not stored later either.
+    fresh = upload(four, pngs[2])
+    assert chat(four, by_id(fresh))[1]["linked_tokens"] == 0
+    assert four.delete(f"/v1/files/{fresh}").status_code == 200
+    for _ in range(10):
+        time.sleep(0.2)
+        assert not chat(four, asked(pngs[2:]), **quiet)[1]["stored"]
+    assert four.delete(f"/v1/files/{id}").status_code == 404
+
+
+def test_a_cache_is_taken_and_ends(http: dict[str, httpx.Client], pngs: list[bytes]) -> None:
+    three = http["three"]
+    content = [{"type": "text", "text": "here are two pages ."}, *pictures(pngs[:2])]
+    cache = post(three, "/v1/caches", {"content": content, "ttl": 600})
+    assert cache["tokens"] > 0 and cache["bytes"] > 0
+    use = {"type": "cache", "cache": {"cache_id": cache["id"]}}
+    question = {"type": "text", "text": QUESTION}
+    by_cache, written = (
+        [{"role": "user", "content": [use, question]}],
+        [{"role": "user", "content": [*content, question]}],
+    )
+    # The first question: its pictures' rows are there, and so are the patches of their order.
+    words, told = chat(three, by_cache, strategy="patch-25%")
+    assert told["strategy"] == "patch-25%" and told["linked_tokens"] == told["media_tokens"] == cache["tokens"] > 0
+    assert chat(three, written, strategy="patch-25%")[0] == words
+    assert http["one"].post(CHAT, json=BLIND | {"messages": by_cache}).status_code == 404
+    assert three.patch(f"/v1/caches/{cache['id']}", json={"ttl": 1200}).json()["expires_at"] > cache["expires_at"]
+    assert post(three, "/v1/caches", {"content": content, "ttl": 600})["id"] == cache["id"]
+    assert three.delete(f"/v1/caches/{cache['id']}").status_code == 200
+    assert three.post(CHAT, json=BLIND | {"messages": by_cache}).status_code == 404
+    assert chat(three, written, strategy="blind")[1]["linked_tokens"] == told["media_tokens"], "rows go by use"
+
+
+def test_a_part_with_a_breakpoint_is_kept(http: dict[str, httpx.Client], pngs: list[bytes]) -> None:
+    three = http["three"]
+    [part] = pictures(pngs[2:])
+    part["prompt_cache_breakpoint"] = {"mode": "explicit", "ttl": "30m"}
+    messages = [{"role": "user", "content": [part, {"type": "text", "text": QUESTION}]}]
+    first = post(three, CHAT, BLIND | {"messages": messages})
+    [told] = [report for report in first["choices"][0]["meta_info"]["emblema"] if report]
+    assert first["usage"]["prompt_tokens_details"]["cache_write_tokens"] == told["media_tokens"] > 0
+    assert told["linked_tokens"] == told["media_tokens"], "it was shown alone before the answer"
+    again = post(three, CHAT, BLIND | {"messages": messages})
+    assert again["usage"]["prompt_tokens_details"]["cache_write_tokens"] == 0
 
 
 def test_media_and_bodies_have_limits(http: dict[str, httpx.Client], pngs: list[bytes]) -> None:

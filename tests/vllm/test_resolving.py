@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
@@ -19,7 +20,7 @@ from emblema.plugin import engine_host
 from emblema.plugin.body_media import FORMS
 from emblema.serve.caches import CacheStore
 from emblema.serve.folder_files import FolderFileStore
-from emblema.serve.keys import LOCAL, KeyRing
+from emblema.serve.keys import LOCAL, KeyRing, store_salts
 from emblema.serve.settings import ServeSettings
 from emblema.store.warm_parts import WarmParts
 from emblema.vllm.host import VllmHost
@@ -32,9 +33,15 @@ CHAT = "/v1/chat/completions"
 
 
 class VllmApp:
-    """An application that answers with the body that it was given, and the service on it."""
+    """An application that answers with the body that it was given, and the service on it.
+
+    Attributes:
+        chunks: what it says that the media of a request are stored as, where a request asks.
+        status: of such a reply.
+    """
 
     def __init__(self, folder: Path, own_key: bool = False, **settings: Any) -> None:
+        self.chunks, self.status = list[str](), 200
         self.app = FastAPI()
         for path in (*FORMS, "/v1/completions", "/tokenize"):
             self.app.post(path)(self._answer)
@@ -47,7 +54,13 @@ class VllmApp:
         mount(self.app, self.host, ("https://friend.example",))
 
     async def _answer(self, request: Request) -> Any:
-        return await request.json()
+        body = await request.json()
+        options = (body.get("kv_transfer_params") or {}).get("emblema") or {}
+        if "pieces" not in options:
+            return body
+        pieces = {"model": "model", "chunks": self.chunks, "forming": []}
+        told = {**options, "media_tokens": 4, "stored": True, "pieces": pieces}
+        return JSONResponse({"kv_transfer_params": {"emblema": told}}, self.status)
 
     async def _talk(self, socket: Any) -> None:
         await socket.accept()
@@ -245,3 +258,23 @@ def test_others_need_keys_of_one_kind(tmp_path: Path) -> None:
     KeyRing(tmp_path / "serve").add("one")
     with pytest.raises(EmblemaError, match="--api-key"):
         VllmApp(tmp_path, own_key=True)
+
+
+def test_a_deleted_file_takes_rows_along_that_requests_made_of_it(tmp_path: Path, reference: Engine) -> None:
+    ring = KeyRing(tmp_path / "serve")
+    keys = [ring.add("one"), ring.add("two")]
+    salts = [store_salts(tenant)[-1] for tenant in map(ring.tenant, keys) if tenant is not None]
+    with Store(tmp_path) as store:
+        mine, theirs = (reference.on(store.tenant(salt)).add(PNG).id for salt in salts)
+        store.flush()
+    server = VllmApp(tmp_path)
+    with server.client(keys[0]) as client:
+        id = upload(client)
+        server.chunks, server.status = [mine], 503
+        assert client.delete(f"/v1/files/{id}").status_code == 503
+        assert client.get(f"/v1/files/{id}").status_code == 200, "it can be deleted again"
+        server.status = 200
+        assert client.delete(f"/v1/files/{id}").json()["deleted"]
+        assert client.get(f"/v1/files/{id}").status_code == 404
+    with Store(tmp_path) as store:
+        assert [held in store.tenant(salt) for salt, held in zip(salts, (mine, theirs), strict=True)] == [False, True]

@@ -118,6 +118,18 @@ def test_the_three_forms_of_requests_take_ids(http: dict[str, httpx.Client], png
         assert answer.status_code == 404 and "no file" in answer.json()["error"]["message"]
 
 
+def test_a_deleted_file_leaves_no_rows(http: dict[str, httpx.Client], pngs: list[bytes]) -> None:
+    three = http["three"]
+    id = upload(three, pngs[0])
+    until_linked(three, [{"role": "user", "content": [{"type": "file", "file": {"file_id": id}}, TEXT]}])
+    until_linked(three, asked(pngs[:2]))
+    assert three.delete(f"/v1/files/{id}").status_code == 200
+    quiet = BLIND | {"messages": asked(pngs[:2]), "kv_transfer_params": {"emblema": {"capture": False}}}
+    told = post(three, "/v1/chat/completions", quiet)["kv_transfer_params"]["emblema"]
+    # The other picture stays known.
+    assert 0 < told["linked_tokens"] < told["media_tokens"] and not told["stored"]
+
+
 def test_tenants_reach_none_of_vllm_s_other_routes(server: ServedEngine, http: dict[str, httpx.Client]) -> None:
     routes = httpx.get(f"{server.address}/openapi.json").json()["paths"]
     offered = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/models")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from emblema.errors import BusyError
+from emblema.errors import BusyError, MediaError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import Patch
@@ -19,6 +19,7 @@ from emblema.plugin import stored, warming
 from emblema.plugin.shards import ShardStore, shard_id, shard_ids, shard_key
 from emblema.plugin.stored import StoreMemory
 from emblema.plugin.warming import PartWarmer
+from emblema.serve.faults import ServeError
 from emblema.serve.keys import LOCAL
 from emblema.store import Store
 from emblema.store.keys import ArtifactKey
@@ -155,3 +156,27 @@ def test_what_a_rank_has_lost_counts_as_missing_until_it_is_made_again(
     monkeypatch.setattr(stored, "LOST_SECONDS", -1.0)
     memory.lose([first.id, key])
     assert first.id in memory.held(tenant, [first.id]) and memory.held_artifacts(tenant, [key]), "for some time alone"
+
+
+def test_what_a_file_is_stored_as_is_asked_for_and_nothing_is_kept_of_that(store: Store) -> None:
+    asked: list[dict[str, Any]] = []
+    answers: list[Any] = [{"chunks": ["a", "b"]}, None, MediaError("no picture"), ServeError(400, "too long")]
+
+    async def ask(tenant: Any, body: dict[str, Any]) -> dict[str, Any]:
+        asked.append(body)
+        answer = answers[len(asked) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        pieces = None if answer is None else {"model": "model", "forming": [], **answer}
+        return {"kv_transfer_params": {"emblema": {"media_tokens": 4, "stored": True, "pieces": pieces}}}
+
+    warmer = PartWarmer(store, "model", VLLM, shards=2)
+    warmer.bind(ask)
+    assert asyncio.run(warmer.chunks_of(LOCAL, "file-1")) == (*shard_ids("a", 2), *shard_ids("b", 2))
+    options = asked[0]["kv_transfer_params"]["emblema"]
+    assert options["capture"] is False and options["forget"] is True
+    for _ in answers[1:]:
+        assert asyncio.run(warmer.chunks_of(LOCAL, "file-1")) == ()
+    answers.append(ServeError(503, "it restarts"))
+    with pytest.raises(ServeError, match="restarts"):
+        asyncio.run(warmer.chunks_of(LOCAL, "file-1"))

@@ -91,13 +91,15 @@ class EngineHost(Host):
             return
 
     async def delete_file(self, tenant: Tenant, id: str) -> None:
-        """Delete a file and the caches that hold it, with what the embedded engine made of it in a store of both.
-
-        Rows that requests made of it here stay in the store as long as it keeps them.
+        """Delete a file, the caches that hold it, and the rows and patches that requests made of it.
 
         Raises:
-            ServeError: there is no such file.
+            EmblemaError: there is no such file, or the engine does not answer now, so that its rows are not known: the
+                file stays, and can be deleted again.
         """
+        await asyncio.to_thread(self.files.entry, tenant, id)
+        made = await self.warmer.chunks_of(tenant, id)
+        await asyncio.to_thread(self.delete_chunks, tenant.owner, tenant.name, made)
         await super().delete_file(tenant, id)
         for cache in await asyncio.to_thread(self.caches.entries, tenant):
             if id in cache.files:

@@ -10,7 +10,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from emblema.errors import BusyError
+from emblema.errors import BusyError, MediaError
 from emblema.link.policy.policy import Policy
 from emblema.plugin.dialect import Dialect
 from emblema.plugin.shards import shard_ids, shard_key
@@ -33,6 +33,8 @@ KEEPING_SECONDS = 15.0
 """How long rows and patches of one request are awaited before the parts are shown again."""
 KNOWN_PARTS = 8_192
 """Parts that were shown alone and are known again."""
+NOT_KEPT = "not_kept"
+"""The code of the error for parts of which the plugin keeps nothing."""
 ROWS_ALONE = "blind"
 """A strategy that forms no patches."""
 _POLL_SECONDS = 0.05
@@ -136,6 +138,27 @@ class PartWarmer:
         ids = shard_ids(shown.chunks[0], self._shards)
         return WarmParts(made.tokens, {id: made.pieces[id] for id in ids}), True
 
+    async def chunks_of(self, tenant: Tenant, id: str) -> tuple[str, ...]:
+        """Return the ids under which rows of a file are stored, every rank's; none where the plugin keeps none of it.
+
+        The file is shown once more, and nothing is kept of that: its chunk follows from its pixels and the tenant, in
+        whichever request it was shown. Where rows of it wait to be stored, the plugin drops them, if it can.
+
+        Raises:
+            EmblemaError: there is no such file, or the engine does not answer now.
+        """
+        part = {"type": "file", "file": {"file_id": id}}
+        try:
+            shown = await self._show(tenant, [part], ROWS_ALONE, capture=False, forget=True)
+        except MediaError:
+            return ()
+        except ServeError as error:
+            # Parts that the engine refuses have no rows either.
+            if error.code != NOT_KEPT and error.status != 400:
+                raise
+            return ()
+        return tuple(id for chunk in shown.chunks for id in shard_ids(chunk, self._shards))
+
     async def _show_until_kept(
         self, tenant: Tenant, content: Sequence[Mapping[str, Any]], strategy: str
     ) -> tuple[WarmParts, ShownParts]:
@@ -166,17 +189,19 @@ class PartWarmer:
         found = [] if disk is None else disk.entries_of(ids)
         return {entry.id: entry for entry in found if entry.owner == owner}
 
-    async def _show(self, tenant: Tenant, content: Sequence[Mapping[str, Any]], strategy: str) -> ShownParts:
+    async def _show(
+        self, tenant: Tenant, content: Sequence[Mapping[str, Any]], strategy: str, **more: bool
+    ) -> ShownParts:
         if self._ask is None:
             raise ServeError(503, "the server has not answered a request yet", "loading")
         body = {
             "model": self._model, "messages": [{"role": "user", "content": content}], "temperature": 0,
             "max_tokens": 1, **self._dialect.wants_report,
         }  # fmt: skip
-        self._dialect.give_options(body, {"strategy": strategy, "pieces": True})
+        self._dialect.give_options(body, {"strategy": strategy, "pieces": True, **more})
         told = self._dialect.report(await self._ask(tenant, body))
         pieces = told.get("pieces")
         if not pieces or not pieces["chunks"]:
-            raise ServeError(503, "the plugin keeps nothing of these parts: the server's log says why", "not_kept")
+            raise ServeError(503, "the plugin keeps nothing of these parts: the server's log says why", NOT_KEPT)
         chunks, forming = tuple(pieces["chunks"]), frozenset(pieces["forming"])
         return ShownParts(pieces["model"], chunks, told["media_tokens"], forming, told["stored"])

@@ -157,7 +157,10 @@ class LinkedForward:
         self._links.complete(name, link)
         if plan is None:
             return None
-        if self._captures is not None and plan.request.options.get("capture", True) is not False:
+        if self._captures is not None and plan.request.options.get("forget") is True:
+            self._captures.drop(plan)
+            self._keeper.forget(plan.request.store_salt, [chunk.id for _, chunk in plan.prompt.chunk_segments])
+        elif self._captures is not None and plan.request.options.get("capture", True) is not False:
             self._captures.request(plan)
             if plan.needs:
                 self._copy_prompt(plan, self._slots(batch, index, plan.prompt.tokens))

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
@@ -86,6 +86,10 @@ class PieceKeeper:
         """Form the patches of a prompt once its chunks are stored; room was taken for its rows."""
         self._work.put(partial(self._await_chunks, prompt))
 
+    def forget(self, salt: bytes, chunks: Sequence[str]) -> None:
+        """Delete chunks once what was given before is stored, and form no patch of a prompt that waits for one."""
+        self._work.put(partial(self._forget, salt, frozenset(chunks)))
+
     def drain(self) -> None:
         """Wait until all that was given so far is stored, or waits for chunks."""
         done = threading.Event()
@@ -131,6 +135,17 @@ class PieceKeeper:
             self._leave(self._prompts.popleft().size)
             self.dropped += 1
         self._form_ready()
+
+    def _forget(self, salt: bytes, chunks: frozenset[str]) -> None:
+        waiting, self._prompts = self._prompts, deque()
+        for prompt in waiting:
+            if prompt.salt == salt and chunks & {chunk.id for _, chunk in prompt.prompt.chunk_segments}:
+                self._leave(prompt.size)
+            else:
+                self._prompts.append(prompt)
+        store = self._store.tenant(salt)
+        for chunk in chunks:
+            store.delete(chunk)
 
     def _form_ready(self) -> None:
         """Form the patches of prompts whose chunks are all stored by now; the others wait."""

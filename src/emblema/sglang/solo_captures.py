@@ -55,6 +55,12 @@ class SoloQueue:
             media = solo_media(plan.request.source, item, chunk)
             self._waiting.append(SoloCapture(plan.request.store_salt, chunk, media))
 
+    def drop(self, plan: RequestPlan) -> None:
+        """Let go of the chunks of a prompt that wait, as they are deleted."""
+        chunks = {chunk.id for _, chunk in plan.prompt.chunk_segments}
+        kept = [wanted for wanted in self._waiting if wanted.chunk.id not in chunks]
+        self._waiting = deque(kept, maxlen=WAITING_CAPTURES)
+
     def run(self, idle: bool, capture: Callable[[SoloCapture], bool]) -> bool:
         """Capture what a moment has time for; return whether that was anything.
 
