@@ -4,6 +4,7 @@ import pickle
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from emblema.vllm import plan_maker as plan_maker_module
 from emblema.vllm import planner as planner_module
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.picture_sightings import PictureSightings
-from emblema.vllm.planner import LinkCounts, RequestPlanner
+from emblema.vllm.planner import CAPTURING_SECONDS, MOST_CAPTURING_SECONDS, LinkCounts, RequestPlanner
 from emblema.vllm.prompt_reuse import PromptReuse
 from emblema.vllm.step_costs import TRIED_UNKNOWN, StepCosts, StepRates, StepWork
 from emblema.vllm.step_metadata import StepMetadata, WorkerReport
@@ -382,6 +383,28 @@ def test_a_prompt_whose_new_picture_does_not_come_is_computed(store: Store, monk
 
 
 @pytest.mark.usefixtures("often_shown")
+def test_a_prompt_goes_on_waiting_while_pictures_of_others_are_captured_but_not_for_ever(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many prompts that come at once each waits for the pictures of those before it."""
+    now = [1000.0]
+    monkeypatch.setattr(planner_module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+    put(store, request("a", "b", "c"))
+    shown = request("a", "b", "c", "d")
+    planner, _ = awaiting(store, shown)
+    waited = 0.0
+    while waited + CAPTURING_SECONDS < MOST_CAPTURING_SECONDS:
+        now[0] += CAPTURING_SECONDS - 0.1
+        waited += CAPTURING_SECONDS - 0.1
+        planner.note(WorkerReport(captured={"another's": 1}))
+        assert not planner.prepare("1", lambda: shown)
+        assert not planner.reads, "it was not planned again"
+    now[0] += MOST_CAPTURING_SECONDS - waited
+    planner.note(WorkerReport(captured={"another's": 1}))
+    assert not planned(planner, "1", shown).cached.spans
+
+
+@pytest.mark.usefixtures("often_shown")
 def test_a_picture_that_is_captured_and_never_stored_is_not_awaited_for_long(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,6 +436,31 @@ def test_of_prompts_that_come_together_and_would_wait_for_pictures_one_is_tried(
         assert time.monotonic() < until
     decided = [planner.prepare(name, never) for name in asked]
     assert decided.count(False) == len(planner.take_wanted()) == 2
+
+
+@pytest.mark.usefixtures("often_shown")
+@pytest.mark.parametrize("known", ["abc", ""])
+def test_a_prompt_that_is_tried_bears_what_its_new_pictures_cost(store: Store, known: str) -> None:
+    """Others may not follow it. Where reading is expected to pay anyway they are shared, as ever."""
+    costs = StepCosts()
+    planner = RequestPlanner(
+        SPEC, store, "auto", True, BatchPlaces(8), 1, costs, PromptReuse(shared=False), second_pass=None
+    )
+    put(store, request("a", "b", "c"))
+    shown = [request(*known, *(f"{number}-{each}" for each in range(len(known), 4))) for number in range(8)]
+
+    def waiting(name: str) -> bool:
+        own = shown[int(name)]
+        planner.announce(name, lambda: own)
+        until = time.monotonic() + 30
+        while planner.reads:
+            assert time.monotonic() < until
+        return not planner.prepare(name, never)
+
+    costs.rates = StepRates(request=1e6)
+    assert [waiting(str(number)) for number in range(TRIED_UNKNOWN)] == [False] * (TRIED_UNKNOWN - 1) + [bool(known)]
+    costs.rates = StepRates(request=8.0, load=8.0, taken=0.02)
+    assert waiting(str(TRIED_UNKNOWN))
 
 
 @pytest.mark.parametrize(("mean", "capture"), [(1.0, True), (8.0, False)])

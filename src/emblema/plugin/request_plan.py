@@ -231,6 +231,7 @@ def plan_request(
     inputs: PolicyInputs | None = None,
     pairs: StoredPairs | None = None,
     sightings_of_pictures: float | None = None,
+    usual: PolicyInputs | None = None,
 ) -> RequestPlan:
     """Plan a request, as far as the store and the pages allow. It reads the store, so no step should wait for it.
 
@@ -247,6 +248,8 @@ def plan_request(
         pairs: reads what is known of pairs; None where nothing is.
         sightings_of_pictures: how many prompts show a picture, on average: what it costs to prefill one alone is
             shared by them. None where that is not done for a prompt that waits.
+        usual: what `auto` decides by otherwise, where this prompt is linked to learn what that costs. Then others may
+            not follow, and it bears all of what its missing pictures cost. None for any other prompt.
     """
     spec = stubs.spec
     prompt = build_prompt(request, stubs)
@@ -259,8 +262,12 @@ def plan_request(
     may_read = name == "auto" and second_pass is None and (not missing or sightings_of_pictures is not None)
     # Of each picture so many prompts share what it costs alone, whichever of them finds it missing.
     shown = sum(chunk.tokens for _, chunk in prompt.chunk_segments) if missing else 0
-    alone = shown / (sightings_of_pictures or 1.0)
-    reads = may_read and reading_pays(prompt, 0, inputs, artifacts.read_shares(inputs.policy), math.ceil(alone))
+    alone = math.ceil(shown / (sightings_of_pictures or 1.0))
+    shares = artifacts.read_shares(inputs.policy) if may_read else {}
+    own = alone if usual is None else max(alone, sum(chunk.tokens for chunk in missing.values()))
+    reads = may_read and reading_pays(prompt, 0, inputs, shares, own)
+    if may_read and not reads and usual is not None:
+        reads = reading_pays(prompt, 0, usual, shares, alone)
     if reads and missing:
         waiting = RequestPlan(request, prompt, plain, tuple(missing.values()))
         waiting.awaits = True

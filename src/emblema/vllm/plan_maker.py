@@ -156,6 +156,7 @@ class PlanMaker:
             self.inputs(salt, met, self._ledgers.of(salt), trying),
             self._pairs,
             self._sightings.mean(salt) if captures else None,
+            self.inputs(salt, met, self._ledgers.of(salt)) if trying else None,
         )
         plan.trying = trying
         if first:

@@ -46,9 +46,11 @@ AWAITING_SECONDS = 0.01
 take."""
 LEAST_PLACES = 4
 """Places in the batch from which prompts are read: some for readings, and one for a request that was read."""
-CAPTURING_SECONDS, REPLANNING_SECONDS, MOST_REPLANS = 3.0, 0.02, 25
-"""How long a request waits for pictures that are prefilled alone so that it can be read; how soon and how often it is
-planned again once they were, as they may not be stored yet."""
+CAPTURING_SECONDS, MOST_CAPTURING_SECONDS = 3.0, 30.0
+"""How long a request waits for pictures that are prefilled alone so that it can be read, while none is ready, and at
+most: of many that come at once each waits for the pictures of those before it, as it would for their rows."""
+REPLANNING_SECONDS, MOST_REPLANS = 0.02, 25
+"""How soon and how often a request is planned again once its pictures were, as they may not be stored yet."""
 REMEMBERED_CAPTURES = 4096
 STAGING_SECONDS = 1.0
 """How long a request waits until all workers have read what it takes; it is computed plainly after that."""
@@ -135,6 +137,8 @@ class RequestPlanner:
         # Plans whose pictures are to be prefilled alone, as their requests wait for them; and pictures that were.
         self._wanted: list[RequestPlan] = []
         self._captured: OrderedDict[str, None] = OrderedDict()
+        # When the last of them was ready, in monotonic seconds.
+        self._last_capture = 0.0
         if refusal is not None:
             self._log_once(f"every prompt is computed plainly: {refusal}")
         elif spec is not None and (unfit := unfit_for_pairs(spec)):
@@ -193,7 +197,9 @@ class RequestPlanner:
         if pending.awaited is None:
             pending.awaited = now
             self._wanted.append(plan)
-        pending.final = now - pending.awaited >= CAPTURING_SECONDS or pending.replans >= MOST_REPLANS
+        overdue = now - max(pending.awaited, self._last_capture) >= CAPTURING_SECONDS
+        overdue = overdue or now - pending.awaited >= MOST_CAPTURING_SECONDS
+        pending.final = overdue or pending.replans >= MOST_REPLANS
         captured = all(chunk.id in self._captured for chunk in plan.missing)
         if self.maker is not None and (pending.final or (captured and now >= pending.again)):
             pending.asked, pending.again = None, now + REPLANNING_SECONDS
@@ -369,6 +375,7 @@ class RequestPlanner:
             self.maker.memory.lose(report.lost)
             self.maker.memory.regain(report.captured)
             self._captured |= dict.fromkeys(report.captured)
+            self._last_capture = time.monotonic() if report.captured else self._last_capture
             while len(self._captured) > REMEMBERED_CAPTURES:
                 self._captured.popitem(last=False)
         for name in report.failed:

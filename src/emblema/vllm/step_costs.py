@@ -13,7 +13,7 @@ from emblema.link.policy.policy import RowCosts
 from emblema.plugin.spans import CachedSpans
 
 KEPT = 256
-LEAST, LEAST_TAKEN = 32, 8
+LEAST, LEAST_TAKEN = 32, 4
 """Steps, and steps with taken rows, from which costs are fitted."""
 SURE = 0.9
 """Linking has to be expected to cost less than this share of what it saves."""
@@ -29,6 +29,9 @@ LEAST_RATES, MOST_RATES = (8.0, 8.0, 0.02), (1024.0, 1024.0, 2.0)
 TRIED_UNKNOWN, TRIED_KNOWN = 4, 64
 """Of so many prompts one is linked that would pay if linking cost the least that it may: what is never done is never
 measured. The second once costs were fitted."""
+MOST_TRIED = LEAST_TAKEN
+"""So many prompts may follow each other that are tried until costs are known, where none before could be: of prompts
+that show the same pictures these cost least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class StepCosts:
     def __init__(self) -> None:
         self._steps: deque[tuple[float, ...]] = deque(maxlen=KEPT)
         self._since_fit = 0
-        self._untried = 0
+        self._tries = 0.0
         self.fitted = False
         self.step = 0.0
         self.rates = StepRates()
@@ -88,12 +91,13 @@ class StepCosts:
 
     def due(self) -> bool:
         """Count a prompt, and return whether it is one that may be linked to learn what that costs."""
-        self._untried += 1
-        return self._untried >= (TRIED_KNOWN if self.fitted else TRIED_UNKNOWN)
+        share, most = (1 / TRIED_KNOWN, 1) if self.fitted else (1 / TRIED_UNKNOWN, MOST_TRIED)
+        self._tries = min(self._tries + share, most)
+        return self._tries >= 1
 
     def tried(self) -> None:
         """Note that a prompt is linked, or waits until it can be."""
-        self._untried = 0
+        self._tries = max(0.0, self._tries - 1)
 
     def row_costs(self, trying: bool = False) -> RowCosts:
         """Return what a second pass costs beside the rows that it computes; the least that it may cost, if `trying`.
