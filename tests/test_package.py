@@ -22,7 +22,7 @@ def test_other_names_are_not() -> None:
 
 @pytest.mark.parametrize("module", ["emblema", "emblema.cli"])
 def test_importing_loads_nothing_heavy(module: str) -> None:
-    heavy = ("torch", "transformers", "matplotlib", "emblema.engine", "benchmarks")
+    heavy = ("torch", "transformers", "matplotlib", "numba", "emblema.engine", "benchmarks")
     script = f"import {module}, sys; print([name for name in {heavy} if name in sys.modules])"
     places = {**os.environ, "PYTHONPATH": str(Path(emblema.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=places)

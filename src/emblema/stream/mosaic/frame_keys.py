@@ -7,6 +7,8 @@ from torch import Tensor
 
 from emblema.stream.buffers import grown, host_buffer
 from emblema.stream.lines import LineField
+from emblema.stream.mosaic.kernel_loading import load_kernels
+from emblema.stream.mosaic.kernels import Kernels
 from emblema.stream.state import StreamState
 
 MOST, SCALES = 127, torch.bfloat16
@@ -23,13 +25,15 @@ class FrameKeys:
     Args:
         parts: of a frame.
         heads, width: of the keys that queries are matched with.
+        kernels: what they are searched with; the quickest that there are if left out.
 
     Attributes:
         first: the first frame.
         count: frames.
     """
 
-    def __init__(self, parts: int, heads: int, width: int) -> None:
+    def __init__(self, parts: int, heads: int, width: int, kernels: Kernels | None = None) -> None:
+        self.kernels = kernels or load_kernels()
         self.parts, self.heads, self.width = parts, heads, width
         self.first = self.count = 0
         self._keys = torch.zeros(0, parts, heads, width, dtype=torch.int8)
@@ -40,6 +44,11 @@ class FrameKeys:
     def bytes(self) -> int:
         """Bytes on the host; spare rows are not written and take none."""
         return self._keys[: self.count].nbytes + self._scales[: self.count].nbytes
+
+    @property
+    def rows(self) -> NDArray[numpy.int8]:
+        """Keys less the centre by frame, part and head, [rows, width], without their scales; with spare ones."""
+        return self._keys.view(-1, self.width).numpy()
 
     @property
     def centre(self) -> Tensor:
@@ -99,7 +108,7 @@ class FrameKeys:
     def _gathered(self, rows: NDArray[numpy.int64]) -> Tensor:
         """Return keys [..., width] int8 by their rows; copied eight bytes at a time where they are as long."""
         kind = numpy.int64 if self.width % 8 == 0 else numpy.int8
-        lines = self._keys.view(-1, self.width).numpy().view(kind)
+        lines = self.rows.view(kind)
         return torch.from_numpy(lines.take(rows, axis=0).view(numpy.int8))
 
     def logits_between(self, states: Tensor, low: int, high: int) -> Tensor:

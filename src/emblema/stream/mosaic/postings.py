@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import numpy
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from emblema.stream.buffers import grown
 from emblema.stream.mosaic.clusters import second_sides
 from emblema.stream.mosaic.frame_keys import FrameKeys
+from emblema.stream.mosaic.kernels import Numbers, Scores
 from emblema.stream.state import StreamState
 
 MEANS = torch.float16
@@ -22,9 +22,6 @@ PAGE = 32
 """Keys of a page. A list of one page is cut in two when the page is full, as long as there are few codes."""
 CODES = 1024
 """Codes of a head, about. From there on a list is cut that has four times the keys that each of so many would have."""
-RANKS = 16
-"""Codes of a query's order that are told apart."""
-BIG = float(numpy.finfo(numpy.float32).max)
 NOWHERE = -1e30
 """The reach of a code without keys."""
 BOUND = 1.75
@@ -36,8 +33,6 @@ SPREAD = 8
 """Times as many codes are visited where only a part of the stream may be seen."""
 SHOWN = 4
 """Pages of a list that are visited, at most: of longer lists some that are spread over time."""
-Entries = NDArray[numpy.int64]
-Masses = NDArray[numpy.float32]
 
 
 class Postings:
@@ -244,7 +239,7 @@ class Postings:
         reach = self._bound * torch.linalg.vector_norm(keys - means[:, None], dim=2)
         return means, reach.where(here, NOWHERE).amax(1) if keys.shape[1] else means.new_full((len(means),), NOWHERE)
 
-    def find(self, states: Tensor, low: int, high: int, most: int) -> tuple[Entries, Masses]:
+    def find(self, states: Tensor, low: int, high: int, most: int) -> tuple[Numbers, Scores]:
         """Find keys that queries may attend most, and about how much there is to attend.
 
         A query visits the codes of its head in the order of the most that one of their keys is likely to get: the
@@ -260,30 +255,19 @@ class Postings:
             Keys [heads, n] as `FrameKeys.of_heads` counts them, -1 for none; and [heads, queries] the logarithm of the
             sum over all keys, as `FrameKeys.logits` counts, by the codes' means: it comes out too small.
         """
-        held, heads = max(map(len, self._lists)), len(self._lists)
-        counts = self._counts.numpy()[:, :held]
-        products = states @ self._means[:, :held].float().transpose(1, 2)
-        mass = log_sum(products.numpy(), counts)
-        lengths = torch.linalg.vector_norm(states, dim=2, keepdim=True).clamp_min_(1e-12)
-        bounds = products.baddbmm_(lengths, self._reach[:, None, :held]).numpy()
+        held = max(map(len, self._lists))
+        counts = self._counts.numpy()
+        kernels = self._keys.kernels
+        products = (states @ self._means[:, :held].float().transpose(1, 2)).numpy()
+        lengths = torch.linalg.vector_norm(states, dim=2).clamp_min_(1e-12).numpy()
         # Of a long list no more than `SHOWN` pages are visited.
         visited = float(numpy.minimum(counts, SHOWN * PAGE).sum()) / self.codes
         parts, first = self._keys.parts, self._keys.first
         begin, end = (low - first) * parts, (high - first) * parts
         whole = begin <= 0 and end >= self._entries
         wanted = math.ceil(FEWER * most / visited * (1 if whole else SPREAD))
-        owners, codes = _visited(bounds, min(wanted, held)).nonzero()
-        pages = self._shown.numpy()[owners, codes]
-        entries = self._pages.numpy().take(pages, axis=0)
-        if pages.min(initial=0) < 0:
-            entries[pages < 0] = -1
-        entries = entries.reshape(len(owners), -1)
-        inside = entries >= max(begin, 0)
-        if not whole:
-            inside &= entries < end
-        sizes = numpy.bincount(owners, weights=inside.sum(1), minlength=heads).astype(numpy.int64)
-        found = numpy.full((heads, int(sizes.max())), -1, dtype=numpy.int64)
-        found[numpy.arange(found.shape[1]) < sizes[:, None]] = entries[inside]
+        mass, seen = kernels.visit(products, lengths, self._reach.numpy(), counts, min(wanted, held))
+        found = kernels.collect(seen, self._shown.numpy(), self._pages.numpy(), max(begin, 0), end, self._keys.rows)
         return found if whole else found[:, :most], mass
 
     def state(self) -> StreamState:
@@ -299,49 +283,3 @@ class Postings:
         self._pages, self._used, self._shown = tensors["pages"], len(tensors["pages"]), tensors["shown"]
         self._lists, self._free = state.facts["lists"], state.facts["free"]
         self._entries = self._keys.count * self._keys.parts
-
-
-def log_sum(logits: NDArray[numpy.float32], counts: NDArray[numpy.float32] | None = None) -> NDArray[numpy.float32]:
-    """Return the logarithm of the sum of exponentials over the last axis.
-
-    What torch does of the kind takes ten times as long where sums have numbers that are almost nothing.
-
-    Args:
-        logits: [heads, queries, n].
-        counts: [heads, n], how often each is counted; once if left out.
-    """
-    highest = numpy.maximum(logits.max(-1, keepdims=True), -BIG)
-    shares = logits - highest
-    numpy.exp(shares, out=shares)
-    sums = shares.sum(-1) if counts is None else (shares @ counts[:, :, None])[:, :, 0]
-    with numpy.errstate(divide="ignore"):
-        found: NDArray[numpy.float32] = numpy.log(sums) + highest[:, :, 0]
-    return found
-
-
-def _visited(bounds: NDArray[numpy.float32], wanted: int) -> NDArray[numpy.bool]:
-    """Return which codes are visited, [heads, codes]: `wanted` of a head on average or somewhat more, half of each.
-
-    Args:
-        bounds: [heads, queries, codes]; overwritten.
-    """
-    heads, queries, codes = bounds.shape
-    flat, seen = bounds.reshape(-1, codes), numpy.zeros((heads, codes), dtype=bool)
-    every, marks = flat.reshape(-1), seen.reshape(-1)
-    starts = numpy.arange(0, flat.size, codes)
-    places = numpy.arange(0, seen.size, codes).repeat(queries)
-    highest = flat.max(1)
-    for rank in range(1, RANKS + 1):
-        best = flat.argmax(1)
-        marks[places + best] = True
-        best += starts
-        every[best] = -numpy.inf
-        if rank * queries < wanted or numpy.count_nonzero(seen) < wanted * heads:
-            continue
-        if 2 * int(seen.sum(1).min()) >= wanted:
-            return seen
-    # Few queries, or such as agree: codes that come closest to a query's first one fill up.
-    nearness = (flat - highest[:, None]).reshape(bounds.shape).max(1)
-    nearness[seen] = numpy.inf
-    seen |= nearness >= numpy.maximum(numpy.partition(nearness, -wanted, axis=1)[:, -wanted, None], -BIG)
-    return seen

@@ -13,7 +13,7 @@ from emblema.stream.lines import FrameNumbers
 from emblema.stream.method import Centroids, Query, VisibleRange
 from emblema.stream.mosaic.frame_keys import FrameKeys
 from emblema.stream.mosaic.level import SemanticLevel
-from emblema.stream.mosaic.postings import Postings, log_sum
+from emblema.stream.mosaic.postings import Postings
 from emblema.stream.settings import StreamSettings
 
 Counts = NDArray[numpy.int64]
@@ -69,7 +69,7 @@ def choose_frames(
     if entries is not None:
         for own, found in zip(compared, (entries >= 0).sum(1).tolist(), strict=True):
             own[:, found:] = -numpy.inf
-    mass = log_sum(compared)
+    mass = keys.kernels.log_sum(compared)
     if known is not None and whole:
         # Both are too small: that of the keys found, and that of all codes by their means.
         mass = numpy.maximum(mass, known)

@@ -1,0 +1,221 @@
+"""The loops of the search, compiled by Numba when this is imported: `LoopKernels`.
+
+They run on one thread, hold no state, and give the interpreter's lock back. Compiled code is kept where Numba finds a
+folder that can be written.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy
+from llvmlite import ir
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy import float32, int32
+from numpy.typing import NDArray
+
+from emblema.stream.mosaic.kernels import BIG, RANKS, ArrayKernels, Marks, Numbers, Scores, fill_up
+
+COLUMNS = 64
+"""A row is looked at as a table of so many columns: the highest of each is found without a branch, and noted."""
+LOWEST, HIDDEN = float32(-87.0), float32(-BIG)
+LOG2E, LN2_HIGH, LN2_LOW = float32(1.44269504), float32(0.693359375), float32(-2.12194440e-4)
+LOOSE = {"reassoc", "nsz"}
+"""Sums may be added in any order; no product is added without being rounded, as NumPy does not either."""
+
+
+def compiled(*signatures: str, **options: Any) -> Callable[[Any], Any]:
+    """Compile a function for its signatures at once; without a cache where no folder for one can be written."""
+
+    def wrap(function: Any) -> Any:
+        settings = {"nogil": True, "error_model": "numpy", **options}
+        try:
+            return numba.njit(list(signatures), cache=True, **settings)(function)
+        except (RuntimeError, OSError):
+            return numba.njit(list(signatures), **settings)(function)
+
+    return wrap
+
+
+@numba.njit(fastmath=LOOSE, inline="always")
+def exponential(number):
+    """Return e to the power of a number of at most 0, as Cephes does; e to -87 for lower ones."""
+    number = max(number, LOWEST)
+    whole = numpy.floor(number * LOG2E + float32(0.5))
+    rest = number - whole * LN2_HIGH - whole * LN2_LOW
+    series = float32(1.9875691500e-4)
+    series = series * rest + float32(1.3981999507e-3)
+    series = series * rest + float32(8.3334519073e-3)
+    series = series * rest + float32(4.1665795894e-2)
+    series = series * rest + float32(1.6666665459e-1)
+    series = series * rest + float32(5.0000001201e-1)
+    power = int32((int32(whole) + int32(127)) << int32(23)).view(float32)
+    return (series * rest * rest + rest + float32(1)) * power
+
+
+@compiled("void(f4[::1],f4[::1])")
+def note(row, columns):
+    """Note the highest number of each column of a row."""
+    columns[:] = -numpy.inf
+    full = len(row) // COLUMNS * COLUMNS
+    for start in range(0, full, COLUMNS):
+        for column in range(COLUMNS):
+            columns[column] = max(columns[column], row[start + column])
+    for column in range(len(row) - full):
+        columns[column] = max(columns[column], row[full + column])
+
+
+@compiled("i8(f4[::1],f4[::1])")
+def take(row, columns):
+    """Return the place of a row's highest number, the first of several, and make it the lowest."""
+    highest = columns[0]
+    for column in range(1, COLUMNS):
+        highest = max(highest, columns[column])
+    place = len(row)
+    for column in range(COLUMNS):
+        if columns[column] == highest:
+            for own in range(column, place, COLUMNS):
+                if row[own] == highest:
+                    place = own
+                    break
+    if place == len(row):
+        return 0
+    row[place] = -numpy.inf
+    column, highest = place % COLUMNS, float32(-numpy.inf)
+    for own in range(column, len(row), COLUMNS):
+        highest = max(highest, row[own])
+    columns[column] = highest
+    return place
+
+
+@compiled("f4(f4[::1],f4[::1])")
+def highest_of(row, columns):
+    """Return the highest number of a row, at least `HIDDEN`, and note that of each column."""
+    note(row, columns)
+    highest = HIDDEN
+    for column in range(COLUMNS):
+        highest = max(highest, columns[column])
+    return highest
+
+
+@compiled("f4[:,::1](f4[:,:,::1])", fastmath=LOOSE)
+def log_sum(logits):
+    heads, queries, _ = logits.shape
+    found, columns = numpy.empty((heads, queries), numpy.float32), numpy.empty(COLUMNS, numpy.float32)
+    for head in range(heads):
+        for query in range(queries):
+            row = logits[head, query]
+            highest, total = highest_of(row, columns), float32(0)
+            for place in range(len(row)):
+                total += exponential(row[place] - highest)
+            found[head, query] = numpy.log(total) + highest
+    return found
+
+
+@compiled("b1(f4[:,:,::1],f4[:,::1],f4[:,::1],f4[:,::1],i8,f4[:,::1],b1[:,::1],f4[::1])", fastmath=LOOSE)
+def visit(products, lengths, reach, counts, wanted, mass, seen, highest):
+    """Write sums, bounds (over the products) and the codes seen; return whether these are enough."""
+    heads, queries, codes = products.shape
+    columns = numpy.empty((heads * queries, COLUMNS), numpy.float32)
+    for head in range(heads):
+        far, many = reach[head, :codes], counts[head, :codes]
+        for query in range(queries):
+            row, index = products[head, query], head * queries + query
+            most, total = highest_of(row, columns[index]), float32(0)
+            for code in range(codes):
+                total += many[code] * exponential(row[code] - most)
+            mass[head, query] = numpy.log(total) + most
+            length = lengths[head, query]
+            for code in range(codes):
+                row[code] += length * far[code]
+            highest[index] = highest_of(row, columns[index])
+    found = numpy.zeros(heads, numpy.int64)
+    for rank in range(1, RANKS + 1):
+        for head in range(heads):
+            for query in range(queries):
+                code = take(products[head, query], columns[head * queries + query])
+                if not seen[head, code]:
+                    seen[head, code] = True
+                    found[head] += 1
+        if rank * queries >= wanted and found.sum() >= wanted * heads and 2 * found.min() >= wanted:
+            return True
+    return False
+
+
+@intrinsic
+def prefetch(typing_context, address):
+    """Have the line of memory at an address loaded into the processor's cache, without waiting for it."""
+
+    def build(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+        kinds = [pointer.type, ir.IntType(32), ir.IntType(32), ir.IntType(32)]
+        call = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0")
+        # For reading, near, of data.
+        builder.call(call, [pointer, *(ir.Constant(ir.IntType(32), number) for number in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return numba.void(numba.uint64), build
+
+
+@compiled(
+    "i8[:,::1](b1[:,::1],i4[:,:,::1],i2[:,::1],i8,i8,i1[:,::1])",
+    "i8[:,::1](b1[:,::1],i4[:,:,::1],i4[:,::1],i8,i8,i1[:,::1])",
+)
+def collect(seen, shown, pages, begin, end, keys):
+    heads, codes = seen.shape
+    lists, sizes = numpy.zeros(heads, numpy.int64), numpy.zeros(heads, numpy.int64)
+    own = numpy.empty((heads, codes * shown.shape[2]), numpy.int64)
+    at = pages.ctypes.data
+    for head in range(heads):
+        for code in range(codes):
+            if seen[head, code]:
+                for page in shown[head, code]:
+                    if page >= 0:
+                        own[head, lists[head]] = page
+                        lists[head] += 1
+                        prefetch(at + page * pages.strides[0])
+    room = lists.max() * pages.shape[1]
+    found = numpy.empty((heads, room), numpy.int64)
+    at = keys.ctypes.data
+    for head in range(heads):
+        size = 0
+        for index in range(lists[head]):
+            for entry in pages[own[head, index]]:
+                if begin <= entry < end:
+                    found[head, size] = entry
+                    size += 1
+                    prefetch(at + (entry * heads + head) * keys.strides[0])
+        found[head, size:] = -1
+        sizes[head] = size
+    return found[:, : sizes.max()].copy()
+
+
+class LoopKernels(ArrayKernels):
+    """Compiled kernels, where a loop is quicker than an array's own operations."""
+
+    def log_sum(self, logits: Scores) -> Scores:
+        found: Scores = log_sum(logits)
+        return found
+
+    def visit(
+        self, products: Scores, lengths: Scores, reach: Scores, counts: Scores, wanted: int
+    ) -> tuple[Scores, Marks]:
+        heads, queries, codes = products.shape
+        mass, seen = numpy.empty((heads, queries), numpy.float32), numpy.zeros((heads, codes), bool)
+        highest = numpy.empty(heads * queries, numpy.float32)
+        if not visit(products, lengths, reach, counts, wanted, mass, seen, highest):
+            fill_up(products, highest, seen, wanted)
+        return mass, seen
+
+    def collect(
+        self,
+        seen: Marks,
+        shown: NDArray[numpy.int32],
+        pages: NDArray[numpy.integer],
+        begin: int,
+        end: int,
+        keys: NDArray[numpy.int8],
+    ) -> Numbers:
+        found: Numbers = collect(seen, shown, pages, begin, end, keys)
+        return found

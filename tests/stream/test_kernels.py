@@ -1,0 +1,137 @@
+"""Compiled loops of the search choose what NumPy's operations choose."""
+
+import sys
+from typing import Any
+
+import numba
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from emblema.stream.forgotten import ForgottenFrames
+from emblema.stream.method import Query, VisibleRange
+from emblema.stream.mosaic import compiled, kernels
+from emblema.stream.mosaic.compiled import COLUMNS, LoopKernels
+from emblema.stream.mosaic.frame_keys import FrameKeys
+from emblema.stream.mosaic.kernel_loading import load_kernels
+from emblema.stream.mosaic.kernels import ArrayKernels, Marks, Scores
+from emblema.stream.mosaic.postings import PAGE, Postings
+from emblema.stream.mosaic.retrieval import choose_frames
+from emblema.stream.settings import StreamSettings, change_settings
+
+SEEDS = st.integers(0, 10_000)
+SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 3 * COLUMNS))
+ARRAYS, LOOPS = ArrayKernels(), LoopKernels()
+
+
+def drawn(seed: int, shape: tuple[int, ...], coarse: bool) -> Scores:
+    """Return numbers; coarse ones are often equal."""
+    found = 4 * numpy.random.default_rng(seed).standard_normal(shape).astype(numpy.float32)
+    return numpy.round(found) if coarse else found
+
+
+@given(SEEDS, SHAPES, st.booleans(), st.floats(0, 1))
+def test_sums_of_exponentials_are_the_same_but_for_rounding(
+    seed: int, shape: tuple[int, int, int], coarse: bool, hidden: float
+) -> None:
+    logits = 10 * drawn(seed, shape, coarse)
+    logits[:, :, 1:][numpy.random.default_rng(seed).random((*shape[:2], shape[2] - 1)) < hidden] = -numpy.inf
+    assert_allclose(LOOPS.log_sum(logits), ARRAYS.log_sum(logits), rtol=2e-6, atol=2e-6)
+
+
+@given(SEEDS, SHAPES, st.booleans(), st.integers(0, 40), st.integers(1, 3 * COLUMNS))
+def test_the_same_codes_are_visited(
+    seed: int, shape: tuple[int, int, int], coarse: bool, spare: int, wanted: int
+) -> None:
+    heads, queries, codes = shape
+    made = numpy.random.default_rng(seed)
+    products = drawn(seed, shape, coarse)
+    lengths = made.integers(1, 4, (heads, queries)).astype(numpy.float32)
+    reach = numpy.abs(drawn(seed + 1, (heads, codes + spare), coarse))
+    counts = made.integers(0, 9, reach.shape).astype(numpy.float32)
+    reach[counts == 0] = -1e30
+    counts[:, 0] = 1
+    found = [own.visit(products.copy(), lengths, reach, counts, min(wanted, codes)) for own in (ARRAYS, LOOPS)]
+    assert_array_equal(found[0][1], found[1][1])
+    assert_allclose(found[0][0], found[1][0], rtol=2e-6, atol=2e-6)
+
+
+@given(SEEDS, SHAPES, st.integers(1, 4), st.integers(0, 300), st.integers(0, 600), st.sampled_from(["i2", "i4"]))
+def test_the_same_keys_are_collected_in_the_same_order(
+    seed: int, shape: tuple[int, int, int], shown: int, begin: int, end: int, kind: str
+) -> None:
+    heads, _, codes = shape
+    made = numpy.random.default_rng(seed)
+    pages = made.integers(-1, 500, (heads * codes, PAGE)).astype(kind)
+    own = made.integers(-1, len(pages), (heads, codes + 5, shown)).astype(numpy.int32)
+    seen, keys = made.random((heads, codes)) < 0.3, numpy.zeros((500 * heads, 8), numpy.int8)
+    seen[:, 0] = True
+    found = [each.collect(seen, own, pages, begin, end, keys) for each in (ARRAYS, LOOPS)]
+    assert_array_equal(found[0], found[1])
+
+
+class SameSums(LoopKernels):
+    """Compiled kernels, but for sums of exponentials."""
+
+    def log_sum(self, logits: Scores) -> Scores:
+        return ARRAYS.log_sum(logits)
+
+    def visit(
+        self, products: Scores, lengths: Scores, reach: Scores, counts: Scores, wanted: int
+    ) -> tuple[Scores, Marks]:
+        mass = kernels.log_sum(products, counts[:, : products.shape[2]])
+        return mass, super().visit(products, lengths, reach, counts, wanted)[1]
+
+
+@given(SEEDS, st.integers(1, 12), st.integers(60, 400), st.integers(1, 3), st.booleans(), st.booleans())
+def test_frames_are_the_same_to_the_last_tie_given_the_same_sums(
+    seed: int, rows: int, frames: int, parts: int, coarse: bool, span: bool
+) -> None:
+    made = torch.Generator().manual_seed(seed)
+    keys = 3 * torch.randn(frames, parts, 2, 8, generator=made)
+    states = torch.randn(4, rows, 8, generator=made)
+    if coarse:
+        keys, states = keys.round(), states.round()
+    query = Query(states, torch.zeros(rows, dtype=torch.int64), 1, 2, "question")
+    settings = change_settings(StreamSettings(), {"budget": 5, "pool": 2.0})
+    visible = VisibleRange(10, 50, 50) if span else VisibleRange(0, 9999, 9999)
+    found: list[list[int]] = []
+    for own in (ARRAYS, SameSums(), LOOPS):
+        held = FrameKeys(parts, 2, 8, own)
+        postings = Postings(held)
+        for start in range(0, frames, 20):
+            block = keys[start : start + 20]
+            held.add(range(start, start + len(block)), block)
+            postings.add(range(start, start + len(block)))
+        found.append(choose_frames(held, postings, query, visible, settings, ForgottenFrames())[0].tolist())
+    assert found[0] == found[1] and len(found[2]) == 5
+    # Two frames of almost the same attention may change places.
+    assert coarse or len(set(found[0]) - set(found[2])) <= 1
+
+
+def test_nothing_is_kept_where_no_folder_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def refusing(signatures: list[str], cache: bool = False, **options: Any) -> Any:
+        asked.append(cache)
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return lambda function: function
+
+    monkeypatch.setattr(numba, "njit", refusing)
+    assert compiled.compiled("f4(f4)")(abs) is abs and asked == [True, False]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_without_numba_arrays_are_used(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not there:
+        monkeypatch.setitem(sys.modules, "emblema.stream.mosaic.compiled", None)
+    load_kernels.cache_clear()
+    try:
+        # They are loaded with the memory of a stream, before a question.
+        assert type(FrameKeys(1, 1, 8).kernels) is (LoopKernels if there else ArrayKernels)
+    finally:
+        load_kernels.cache_clear()
