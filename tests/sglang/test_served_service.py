@@ -1,16 +1,12 @@
 """`emblema sglang-serve` as users start it: keys, files, limits, tenants that never meet, and deletions."""
 
-import json
-import shutil
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from emblema.models.load import bundled_folder
 from emblema.serve.keys import KeyRing
 from tests.serve.conftest import QUESTION, asked, data_url, pngs
 from tests.serve.engines import ServedEngine, served
@@ -21,16 +17,6 @@ BLIND = {"model": "reference", "temperature": 0, "max_tokens": 4, "strategy": "b
 LINKING_SECONDS = 120.0
 
 
-def read_back(folder: Path) -> Path:
-    """Return a copy of the bundled model whose tokenizer reads what it decodes, as SGLang's chat route asks."""
-    made = shutil.copytree(bundled_folder("reference"), folder / "reference")
-    tokenizer = json.loads((made / "tokenizer.json").read_text())
-    # Words have a space before them, markers none.
-    tokenizer["decoder"] = {"type": "Replace", "pattern": {"Regex": r"^(?!<\|)"}, "content": " "}
-    (made / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return made
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
     with pytest.MonkeyPatch.context() as patch:
@@ -38,11 +24,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
         patch.setenv("EMBLEMA_BODY_BYTES", str(2**21))
         patch.setenv("EMBLEMA_PARTS", "20")
         folder = tmp_path_factory.mktemp("service")
-        # What is said beside a bundled model's name.
-        options = ["--dtype", "float32", "--context-length", "4096", "--max-total-tokens", "8192"]
-        options += ["--mem-fraction-static", "0.3", "--served-model-name", "reference"]
-        options += ["--disable-radix-cache", "--max-running-requests", "8"]
-        with served("sglang-serve", folder, *options, model=str(read_back(folder))) as running:
+        options = ["--disable-radix-cache", "--max-running-requests", "8"]
+        with served("sglang-serve", folder, *options) as running:
             yield running
 
 

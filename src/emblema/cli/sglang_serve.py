@@ -26,14 +26,20 @@ def sglang_serve(
     import shlex
 
     from emblema.cli.screen import console, output_folder
+    from emblema.models.load import BUNDLED
+    from emblema.sglang.bundled_tokenizer import write_tokenizer
     from emblema.sglang.serving import check_installed, check_start, command, environment
 
-    line = command(model, context.args)
-    variables = environment(os.environ, output_folder(store, "--store"), strategy, capture)
+    folder = output_folder(store, "--store")
+    tokenizer = folder / "serve" / f"tokenizer-{model}"
+    line = command(model, context.args, tokenizer)
+    variables = environment(os.environ, folder, strategy, capture)
     if dry_run:
         shown = [*(f"{name}={value}" for name, value in variables.items()), *line]
         console(plain).print(shlex.join(shown), soft_wrap=True, markup=False)
         return
     check_installed()
     check_start(store, line)
+    if model in BUNDLED:
+        write_tokenizer(model, tokenizer)
     os.execve(line[0], line, os.environ | variables)

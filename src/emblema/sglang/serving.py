@@ -55,18 +55,20 @@ def check_installed() -> None:
         raise EmblemaError("the installed emblema does not name its plugin to SGLang: install it again with pip")
 
 
-def command(model: str, more: Sequence[str] = ()) -> list[str]:
+def command(model: str, more: Sequence[str] = (), tokenizer: Path | None = None) -> list[str]:
     """Return the command line of a server.
 
     Args:
         model: a bundled name, a folder or a Hugging Face id.
         more: options for SGLang itself.
+        tokenizer: folder of a bundled model's tokenizer, where it is another than the model's.
     """
     source = str(bundled_folder(model)) if model in BUNDLED else model
     line = [sys.executable, "-m", MODULE, "--model-path", source, "--served-model-name", model, "--enable-multimodal"]
     defaults = {
         **DEFAULTS,
         **(BUNDLED_DEFAULTS if model in BUNDLED else {}),
+        **({"--tokenizer-path": str(tokenizer)} if model in BUNDLED and tokenizer is not None else {}),
         **({} if torch.cuda.is_available() else CPU_DEFAULTS),
     }
     given = {option.partition("=")[0].replace("_", "-") for option in more if option.startswith("--")}
