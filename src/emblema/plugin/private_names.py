@@ -6,6 +6,8 @@ from importlib import import_module
 from inspect import isfunction
 from typing import Any
 
+from emblema.errors import EmblemaError
+
 
 @dataclass(frozen=True, slots=True)
 class NamesOf:
@@ -39,6 +41,26 @@ def missing_names(table: Iterable[NamesOf]) -> Iterator[str]:
             continue
         known = _known(owner)
         yield from (f"{part.module}.{part.owner}.{name}" for name in part.names if name not in known)
+
+
+def check_table(table: Iterable[NamesOf], engine: str, more: str = "") -> None:
+    """Refuse an engine that lacks a name which the plugin uses.
+
+    Args:
+        table: the names.
+        engine: what the engine is called.
+        more: what else may be done than installing another.
+
+    Raises:
+        EmblemaError: it lacks some; the first three are told.
+    """
+    missing = list(missing_names(table))
+    if missing:
+        told = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise EmblemaError(
+            f"This {engine} lacks {told}, which emblema's plugin uses: install the release that it has been tested "
+            f"with{more}."
+        )
 
 
 def _known(owner: Any) -> set[str]:

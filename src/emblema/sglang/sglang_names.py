@@ -1,7 +1,6 @@
 """SGLang's names that the plugin uses and SGLang does not promise to keep, and whether the installed one has them."""
 
-from emblema.errors import EmblemaError
-from emblema.plugin.private_names import NamesOf, missing_names, names_of
+from emblema.plugin.private_names import NamesOf, check_table, names_of
 
 NAMES: tuple[NamesOf, ...] = (
     names_of(
@@ -70,9 +69,4 @@ def check_names() -> None:
     Raises:
         EmblemaError: it lacks some; the first three are told.
     """
-    missing = list(missing_names(NAMES))
-    if missing:
-        told = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        raise EmblemaError(
-            f"This SGLang lacks {told}, which emblema's plugin uses: install the release that it has been tested with."
-        )
+    check_table(NAMES, "SGLang")

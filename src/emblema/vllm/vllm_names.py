@@ -3,8 +3,7 @@
 `internals`, `connectors`, `step_rewriter`, `side_rows`, `captures` and `worker` use no others.
 """
 
-from emblema.errors import EmblemaError
-from emblema.plugin.private_names import NamesOf, missing_names, names_of
+from emblema.plugin.private_names import NamesOf, check_table, names_of
 
 NAMES: tuple[NamesOf, ...] = (
     names_of(
@@ -97,10 +96,4 @@ def check_names() -> None:
     Raises:
         EmblemaError: it lacks some; the first three are told.
     """
-    missing = list(missing_names(NAMES))
-    if missing:
-        told = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        raise EmblemaError(
-            f"This vLLM lacks {told}, which emblema's plugin uses: install the release that it has been tested with, "
-            "or serve without the emblema connector."
-        )
+    check_table(NAMES, "vLLM", ", or serve without the emblema connector")
