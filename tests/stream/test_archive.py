@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from emblema.errors import StoreError, StreamError
+from emblema.stream import recalled
 from emblema.stream.log import AMPLIFICATION, HEADER
 from emblema.stream.stream import Stream
 from tests.engine.engines import engine
@@ -187,6 +188,32 @@ def test_rows_that_were_read_keep_to_the_budget(room: int, tmp_path: Path) -> No
                 for own in (stream, whole):
                     own.push(frames[start : start + 3])
             assert (most > 0) == (room > 1)
+
+
+def test_rows_that_questions_ask_for_stay_though_new_frames_fill_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to half of the budget; else every question would read its frames from disk again."""
+    monkeypatch.setattr(recalled, "BUFFER_BYTES", 1)
+    frames = shown(NAME, 3 * FRAMES + 12)
+    with kept(tmp_path) as made, made.stream(**SMALL) as stream:
+        stream.push(frames[:FRAMES])
+        budget = 2 * sum(stream.bytes.host[name] for name in ("codes", "rows"))
+    # Frames that are encoded read nothing of their own.
+    quiet = {**SMALL, "retrieve_while_encoding": False}
+    with kept(tmp_path) as made, made.stream(**quiet, host_bytes=budget) as stream:
+        stream.push(frames[: 3 * FRAMES])
+        stream.prefill(QUESTION, at=8.0)
+        stream.push(frames[3 * FRAMES : 3 * FRAMES + 3])
+        stream.prefill(QUESTION, at=8.0)
+        reads = stream.counts["disk_reads"]
+        assert reads > 0
+        for start in range(3 * FRAMES + 3, len(frames), 3):
+            stream.push(frames[start : start + 3])
+            assert 0 < stream.bytes.host["recalled"] <= budget // 2
+            assert sum(stream.bytes.host[name] for name in ("codes", "rows", "recalled")) <= budget
+            stream.prefill(QUESTION, at=8.0)
+            assert stream.counts["disk_reads"] == reads
 
 
 def test_a_damaged_frame_beside_one_that_is_wanted_is_no_error(tmp_path: Path) -> None:

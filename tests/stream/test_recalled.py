@@ -22,6 +22,7 @@ def test_lines_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recalled, "BUFFER_BYTES", 16 * 6 * 3)
     chance, every, lines = random.Random(4), torch.randint(256, (600, 6), dtype=torch.uint8), RecalledLines(6)
     here: set[int] = set()
+    used: dict[int, None] = {}
     for _ in range(300):
         frames = numpy.array(sorted(chance.sample(range(600), 20)))
         missing = lines.missing(frames)
@@ -29,14 +30,17 @@ def test_lines_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
         lines.keep(missing, every[torch.from_numpy(missing)])
         here |= set(missing.tolist())
         assert torch.equal(lines.copy(frames), every[torch.from_numpy(frames)])
+        for buffer in dict.fromkeys((frames // 48).tolist()):
+            used.pop(buffer, None)
+            used[buffer] = None
         if chance.random() < 0.2:
             start = chance.randrange(600)
             lines.clear(range(start, start + 9))
             here -= set(range(start, start + 9))
         if chance.random() < 0.2:
-            oldest = min(here) // 48
-            lines.drop_oldest()
-            here = {frame for frame in here if frame // 48 > oldest}
+            unused = next(buffer for buffer in used if any(frame // 48 == buffer for frame in here))
+            lines.drop_unused()
+            here = {frame for frame in here if frame // 48 != unused}
         assert lines.count == len(here) and lines.bytes == 6 * len(here)
 
 

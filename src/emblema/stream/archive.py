@@ -1,6 +1,7 @@
 """What a stream keeps on disk: lines of frames in a log, those that memory has no room for and those that are saved.
 
-Rows that were read stay in memory as long as the budget has room for them: a loaded stream reads each once.
+Rows that were read stay in memory, up to a share of the budget though new frames come: questions ask for some old
+frames again and again.
 """
 
 import math
@@ -38,6 +39,8 @@ CODES, MEMORY = 0, 1
 """Series: what the encoder made of every frame; what the memory keeps of those that left the window."""
 REPEATED, SHARE = 64, 8
 """Frames that are added to the posting lists again when a stream is loaded: so many, or one for so many that it has."""
+RECALLED = 0.5
+"""Share of the memory's budget that rows which were read keep against those of new frames."""
 MOST_BYTES = 2**25
 """Bytes that are written, or copied to another log, at once."""
 
@@ -81,6 +84,8 @@ class FrameArchive:
         # By layer, and the bytes that they take together or are about to.
         self._recalled = tuple(RecalledLines(own.line_bytes) for own in rows)
         self._recalled_bytes, self._lock = 0, threading.Lock()
+        # Of rows that were read since the last block and found no room.
+        self._refused_bytes = 0
         self._codes.below = ArchivedLines(self, CODES, 0)
         for column, own in enumerate(rows):
             own.below = ArchivedLines(self, MEMORY, column)
@@ -107,7 +112,10 @@ class FrameArchive:
             return self._file.read(series, column, frames)
         recalled = self._recalled[column]
         missing = recalled.missing(frames)
-        if len(missing) and not self._recall(self._file, column, missing):
+        here = not len(missing) or self._recall(self._file, column, missing)
+        if not here and not self._exchange(self._file, column, frames):
+            with self._lock:
+                self._refused_bytes += len(frames) * recalled.width
             return self._file.read(series, column, frames)
         return recalled.copy(frames)
 
@@ -123,22 +131,48 @@ class FrameArchive:
         for frames in (recalled.missing(numpy.intersect1d(around, live, assume_unique=True)), missing):
             if not self._reserve(len(frames) * recalled.width):
                 continue
-            before = recalled.bytes
             try:
-                recalled.keep(frames, log.read(MEMORY, column, frames))
+                self._keep(log, column, frames)
                 return True
             except StoreError:
                 # What is damaged was perhaps not asked for.
                 if len(frames) == len(missing):
                     raise
-            finally:
-                self._release(len(frames) * recalled.width - (recalled.bytes - before))
         return False
+
+    def _exchange(self, log: StreamLog, column: int, frames: FrameNumbers) -> bool:
+        """Read those rows of a layer that are missing, in the place of others; return False if there is no room.
+
+        Raises:
+            StoreError: a line that is asked for is damaged, or the file cannot be read.
+        """
+        recalled = self._recalled[column]
+        # What is given up may have been asked for too.
+        while not self._reserve(len(missing := recalled.missing(frames)) * recalled.width):
+            if not recalled.bytes:
+                return False
+            self._drop(recalled)
+        self._keep(log, column, missing)
+        return True
+
+    def _keep(self, log: StreamLog, column: int, frames: FrameNumbers) -> None:
+        """Read rows for which room was reserved, and keep them."""
+        recalled = self._recalled[column]
+        before = recalled.bytes
+        try:
+            recalled.keep(frames, log.read(MEMORY, column, frames))
+        finally:
+            self._release(len(frames) * recalled.width - (recalled.bytes - before))
+
+    def _drop(self, recalled: RecalledLines) -> None:
+        before = recalled.bytes
+        recalled.drop_unused()
+        self._release(before - recalled.bytes)
 
     def _reserve(self, count: int) -> bool:
         """Count so many bytes as recalled, if there is room for them: layers are read on several threads."""
         with self._lock:
-            held = self._recalled_bytes + sum(own.bytes for own in self._lines)
+            held = self._recalled_bytes + self._newest_bytes
             fits = held + count <= (math.inf if self._budget is None else self._budget)
             self._recalled_bytes += count * fits
         return fits
@@ -182,19 +216,22 @@ class FrameArchive:
             self._renew("")
 
     def keep_budget(self) -> None:
-        """Bring what is in memory down to its budget: rows that were read go first, then the oldest frames to the log.
+        """Bring what is in memory down to its budget.
+
+        Rows that were read go first, as long as they have more than their share. Then the oldest frames go to the log;
+        within that share they make room for rows that were read and found none.
 
         Raises:
             StoreError: the log cannot be written; memory keeps what it has.
         """
         if self._budget is None:
             return
-        while self._recalled_bytes and self._recalled_bytes + sum(own.bytes for own in self._lines) > self._budget:
-            recalled = max(self._recalled, key=lambda own: own.bytes)
-            before = recalled.bytes
-            recalled.drop_oldest()
-            self._release(before - recalled.bytes)
-        while sum(own.bytes for own in self._lines) > self._budget and self._lines[1].bytes:
+        share = int(RECALLED * self._budget)
+        while self._recalled_bytes > share and self._recalled_bytes + self._newest_bytes > self._budget:
+            self._drop(max(self._recalled, key=lambda own: own.bytes))
+        with self._lock:
+            room, self._refused_bytes = min(share, self._recalled_bytes + self._refused_bytes), 0
+        while self._newest_bytes > self._budget - room and self._lines[1].bytes:
             until = self._lines[1].oldest
             log = self._file
             if log is None or not log.writable:
@@ -202,6 +239,10 @@ class FrameArchive:
             self._write(log, until)
             for own in self._lines:
                 own.drop(until)
+
+    @property
+    def _newest_bytes(self) -> int:
+        return sum(own.bytes for own in self._lines)
 
     def save(self, name: str, state: StreamState) -> Path:
         """Append what is not in the log, then write the rest of the stream's state; return the file of that.

@@ -8,7 +8,7 @@ from torch import Tensor
 from emblema.stream.buffers import host_buffer
 from emblema.stream.lines import FrameNumbers
 
-BUFFER_BYTES = 2**25
+BUFFER_BYTES = 2**22
 """Of a buffer; what is not written of it takes no memory."""
 PAGE_BYTES, PAGE_LINES = 2**17, 16
 """What is read at once around a line that is wanted, at the most; a larger line is read alone."""
@@ -29,8 +29,10 @@ class RecalledLines:
         self.width, self.count = width, 0
         self.page = max(1, min(PAGE_LINES, PAGE_BYTES // width))
         self._step = self.page * max(1, BUFFER_BYTES // (self.page * width))
-        # By the number of the first frame's multiple of `_step`.
+        # By the number of the first frame's multiple of `_step`: a buffer, and when it was used last.
         self._buffers: dict[int, Tensor] = {}
+        self._used: dict[int, int] = {}
+        self._uses = 0
         self._here: NDArray[numpy.bool] = numpy.zeros(0, dtype=bool)
 
     @property
@@ -55,7 +57,9 @@ class RecalledLines:
         for number, begin, end in self._divided(frames):
             if number not in self._buffers:
                 self._buffers[number] = host_buffer((self._step, self.width), torch.uint8)
-            self._buffers[number][torch.from_numpy(frames[begin:end] - number * self._step)] = lines[begin:end]
+            self._use(number)
+            # Torch writes a tensor that was made in inference mode in no other mode.
+            self._buffers[number].numpy()[frames[begin:end] - number * self._step] = lines[begin:end].numpy()
         self._here[frames] = True
         self.count += len(frames)
 
@@ -64,22 +68,27 @@ class RecalledLines:
         found = torch.empty(len(frames), self.width, dtype=torch.uint8)
         for number, begin, end in self._divided(frames):
             own = torch.from_numpy(frames[begin:end] - number * self._step)
+            self._use(number)
             torch.index_select(self._buffers[number], 0, own, out=found[begin:end])
         return found
 
-    def drop_oldest(self) -> None:
-        """Give up the oldest buffer; there is one."""
-        number = min(self._buffers)
+    def drop_unused(self) -> None:
+        """Give up the buffer that was not used for longest; there is one."""
+        number = min(self._buffers, key=self._used.__getitem__)
         del self._buffers[number]
         own = self._here[number * self._step : (number + 1) * self._step]
         self.count -= int(own.sum())
         own[:] = False
 
+    def _use(self, number: int) -> None:
+        self._uses += 1
+        self._used[number] = self._uses
+
     def clear(self, frames: range) -> None:
         """Overwrite lines of frames with zeros; they are not here any more."""
         own = self._here[frames.start : frames.stop].nonzero()[0] + frames.start
         for number, begin, end in self._divided(own):
-            self._buffers[number][torch.from_numpy(own[begin:end] - number * self._step)] = 0
+            self._buffers[number].numpy()[own[begin:end] - number * self._step] = 0
         self._here[own] = False
         self.count -= len(own)
         for number in numpy.unique(own // self._step).tolist():
