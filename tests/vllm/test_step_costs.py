@@ -22,15 +22,29 @@ WHOLE = CachedSpans(((20, 1020),))
 def test_rates_are_fitted_from_steps_in_spite_of_noise() -> None:
     rng = random.Random(1)
     costs = StepCosts()
+    sharing = []
     for _ in range(256):
         loads = rng.choice([0, rng.randint(1, 10)])
         work = StepWork(rng.randint(1, 4000), rng.randint(0, 40), loads, loads * rng.randint(50, 500))
         seconds = (5.0 + work.rows * 0.1 + work.requests * 20.0 + work.loads * 10.0 + work.taken * 0.03) * 1e-3
         costs.observe_step(work, seconds * rng.uniform(0.95, 1.05) * (10.0 if rng.random() < 0.05 else 1.0))
+        sharing += [work.requests] * (work.requests > 0)
     assert costs.rates.request == pytest.approx(200, rel=0.05) and costs.rates.taken == pytest.approx(0.3, rel=0.2)
     assert costs.rates.load == pytest.approx(100, rel=0.25)
-    assert costs.step == pytest.approx(50, rel=0.5), "five milliseconds of a tenth for each row"
+    own = costs.step * sum(sharing) / len(sharing)
+    assert own == pytest.approx(50, rel=0.5), "five milliseconds of a tenth for each row"
     assert costs.row_costs().forward == costs.rates.load + 2 * costs.rates.request + costs.step
+
+
+@pytest.mark.parametrize("requests", [1, 4, 16])
+def test_requests_share_what_a_step_costs(requests: int) -> None:
+    rng, costs = random.Random(3), StepCosts()
+    for number in range(256):
+        rows, loads = rng.randint(1, 2000), int(number % 2)
+        # Every other step only decodes.
+        work = StepWork(rows, requests * loads, loads, 500 * loads)
+        costs.observe_step(work, (20.0 + rows * 0.1 + work.requests * 4.0 + work.taken * 0.02) * 1e-3)
+    assert costs.step == pytest.approx(200 / requests, rel=0.1)
 
 
 def test_a_second_pass_costs_a_load_and_a_request_for_each_pass() -> None:

@@ -68,7 +68,8 @@ class StepCosts:
     Attributes:
         rates: what was fitted last.
         fitted: whether anything was.
-        step: what a step costs beside all that, in computed rows; 0 until measured.
+        step: what a step costs beside all that, in computed rows, shared by the requests that are new in it on average;
+            0 until measured.
     """
 
     def __init__(self) -> None:
@@ -102,8 +103,7 @@ class StepCosts:
     def row_costs(self, trying: bool = False) -> RowCosts:
         """Return what a second pass costs beside the rows that it computes; the least that it may cost, if `trying`.
 
-        A prompt that is read takes two steps more than one that is computed. Where others run in these too they share
-        what a step costs, so one is counted.
+        A prompt that is read takes a step more than one that is computed, which others share with it.
         """
         rates, step = (LEAST_STEP_RATES, 0.0) if trying else (self.rates, self.step)
         return RowCosts(rates.load + PASSES * rates.request + step, rates.taken)
@@ -157,4 +157,6 @@ class StepCosts:
         if row > 0:
             clipped = np.clip(np.array(others) / row, LEAST_RATES, MOST_RATES)
             self.rates, self.fitted = StepRates(*map(float, clipped)), True
-            self.step = float(np.clip(constant / row, 0.0, MOST_RATES[0]))
+            sharing = steps[steps[:, 2] > 0, 2]
+            shared = float(sharing.mean()) if len(sharing) else 1.0
+            self.step = float(np.clip(constant / row / max(1.0, shared), 0.0, MOST_RATES[0]))
