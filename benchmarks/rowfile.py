@@ -15,7 +15,7 @@ from typing import Any
 
 from emblema.eval.figures import environment, plain
 
-DIGITS = 6
+DIGITS = 5
 """Significant digits of figures in rows."""
 WIDTH = 120
 """Characters up to which anything is one line."""
@@ -29,7 +29,7 @@ def write_rows(found: Mapping[str, Any], path: Path) -> Path:
     The `rows` of the run keep `DIGITS` digits.
     """
     made = plain({"environment": environment(), **found})
-    made = _packed({name: _rounded(part) if name == "rows" else part for name, part in made.items()})
+    made = _packed({name: rounded(part) if name == "rows" else part for name, part in made.items()})
     path.write_text(_text(made) + "\n", encoding="utf-8")
     return path
 
@@ -52,11 +52,12 @@ def as_kept(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """Return plain data with figures of `DIGITS` digits."""
     if isinstance(value, dict):
-        return {name: _rounded(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_rounded(part) for part in value]
+        return {name: rounded(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(part) for part in value]
     return as_kept(value) if isinstance(value, float) else value
 
 

@@ -241,7 +241,7 @@ def deficit(
     from benchmarks.deficit.measure import DeficitOptions, measure, measure_untrained
     from benchmarks.deficit.report import data, write
     from benchmarks.report import labels_of, models_of, report_places
-    from benchmarks.rowfile import write_rows
+    from benchmarks.rowfile import rounded, write_rows
     from emblema.cli.screen import console
 
     folder, listing = report_places(report, figures, "deficit.json")
@@ -255,7 +255,7 @@ def deficit(
         if len(measured) == 1:
             untrained = measure_untrained(engine, label, wanted, screen=screen)
     measured.append(untrained)
-    write_rows(data(measured), listing)
+    write_rows(rounded(data(measured)), listing)
     screen.print(f"report: {write(measured, folder)}   figures: {listing}", soft_wrap=True)
 
 

@@ -4,7 +4,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -23,7 +22,7 @@ from benchmarks.cost.subject import CostSubject
 from benchmarks.cost.timing import Pace, load_average
 from benchmarks.recordfile import RecordFile, TableRecord, digest
 from benchmarks.report import ModelTables, drawable, show_tables, write_page
-from benchmarks.rowfile import DIGITS, write_rows
+from benchmarks.rowfile import rounded, write_rows
 from benchmarks.table import Table
 
 STAGES = ("rates", "place", "link", "chunks", "rows", "decode", "form", "load", "encode", "stored")
@@ -198,12 +197,3 @@ class CostRun:
         title = f"What it costs: {options.shape}"
         remarks = [remark] if remark else []
         return write_page(self.folder / "cost.md", title, command, [drawn], pictures, remarks)
-
-
-def rounded(value: Any) -> Any:
-    """Return plain data with numbers of `DIGITS` digits."""
-    if isinstance(value, dict):
-        return {name: rounded(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(part) for part in value]
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

@@ -41,13 +41,13 @@ def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory,
     assert write_rows(read_rows(path), path).read_bytes() == once
 
 
-def test_rows_have_six_digits_and_none_for_what_is_no_number(tmp_path: Path) -> None:
+def test_rows_have_five_digits_and_none_for_what_is_no_number(tmp_path: Path) -> None:
     rows = [{"eta": 1 / 3, "intervals": {"eta": [nan, 2e7 / 3]}}, {"eta": nan, "flips": 0.0}]
     path = write_rows({**WHERE, "found": [2 / 3, nan], "tables": [{"rows": rows}], "rows": rows}, tmp_path / "f.json")
     found = read_rows(path)
     assert found["environment"] == WHERE["environment"] and found["found"] == [2 / 3, None]
     assert found["rows"] == [
-        {"eta": 0.333333, "intervals": {"eta": [None, 6666670.0]}, "flips": None},
+        {"eta": 0.33333, "intervals": {"eta": [None, 6666700.0]}, "flips": None},
         {"eta": None, "intervals": None, "flips": 0.0},
     ]
     assert found["tables"][0]["rows"][0] == {"eta": 1 / 3, "intervals": {"eta": [None, 2e7 / 3]}, "flips": None}
