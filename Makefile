@@ -141,7 +141,7 @@ crash-test: $(VENV)/installed-dev  ## Kill a writing process 200 times and look 
 	$(BIN)/python -m tests.store.disk.crash --rounds 200 --json docs/results/crash.json
 
 SOAK = $(BIN)/python -m benchmarks soak --plain
-soak: $(VENV)/installed-dev  ## Ask a stream of 20,000 frames all the way and kill it half way: report in docs/results
+soak: $(VENV)/installed-dev  ## Ask a stream of 100,000 frames all the way and kill it twice: report in docs/results
 	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(SOAK) --report docs/results/soak
 
 soak-short: $(VENV)/installed-dev  ## About two minutes of the soak, held to the same

@@ -107,7 +107,7 @@ def stream(
 
 def soak(
     model: Model = "reference-stream",
-    frames: Annotated[int, typer.Option(help="Frames of the stream.")] = 20_000,
+    frames: Annotated[int, typer.Option(help="Frames of the stream.")] = 100_000,
     every: Annotated[int, typer.Option(help="Frames between one round of questions and the next.")] = 200,
     stretch: Annotated[int, typer.Option(help="Frames of one kind, before those of the next begin.")] = 500,
     minutes: Annotated[float | None, typer.Option(help="End after about so long, wherever it is then.")] = None,
@@ -117,7 +117,7 @@ def soak(
     device: Device = None,
     plain: Plain = False,
 ) -> None:
-    """Soak one stream for hours of video, kill it half way, and hold memory, times and answers to what they were."""
+    """Soak one stream for a day of video, kill it twice, and hold memory, times and answers to what they were."""
     from benchmarks.models import model_source
     from benchmarks.report import labels_of, report_places
     from benchmarks.stream.run import settings_of
@@ -128,7 +128,9 @@ def soak(
     from emblema.eval.progress import steps
 
     settings = settings_of(None, None, None, changes or (), SETTINGS)
-    plan = SoakPlan(model_source(model), device, frames, every, stretch, seed, minutes, settings)
+    plan = SoakPlan(
+        model_source(model), device, frames, every=every, stretch=stretch, seed=seed, minutes=minutes, settings=settings
+    )
     folder, _ = report_places(report, None, "soak.json")
     screen = console(plain)
     with steps(screen, f"soak of {frames:,} frames", frames // every) as advance:

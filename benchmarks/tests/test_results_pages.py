@@ -100,14 +100,14 @@ def test_the_soak_of_the_service(measured_there: Any, tmp_path: Path) -> None:
 def test_the_soak_s_tables_follow_from_its_rounds() -> None:
     data = read("soak/soak.json")
     half, kept = FixedAnswers(10_000, ((1,),), ((2,),)), [table_of(table) for table in data["tables"]]
-    log = SoakLog([parsed(SoakRound, row) for row in data["rows"]], 0, half, half, 0, data["seconds"])
-    for before, now in zip(kept, soak_tables(log), strict=True):
+    log = SoakLog([parsed(SoakRound, row) for row in data["rows"]], 0, [half], [half], 0, data["seconds"])
+    for before, now in zip(kept, soak_tables(log, data["asked"]), strict=True):
         assert now.columns == before.columns
         for old, new in zip(before.rows, now.rows, strict=True):
             if str(new[0]).startswith(("frames that the killed", "megabytes of the saved")):
                 continue
             assert list(map(number, new)) == list(map(near, old))
-    for old_bar, new_bar in list(zip(kept[0].bars, soak_tables(log)[0].bars, strict=True))[1:]:
+    for old_bar, new_bar in list(zip(kept[0].bars, soak_tables(log, data["asked"])[0].bars, strict=True))[1:]:
         assert new_bar.value == pytest.approx(old_bar.value, rel=1e-4)
         assert (new_bar.bound, new_bar.count, new_bar.holds) == (old_bar.bound, old_bar.count, old_bar.holds)
 

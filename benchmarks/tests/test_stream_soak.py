@@ -1,4 +1,4 @@
-"""The soak: a stream that is killed half way answers as it did, and what grows too fast is found out."""
+"""The soak: a stream that is killed twice answers as it did, and what grows too fast is found out."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from benchmarks.rowfile import read_rows
 from benchmarks.stream.soak.plan import FixedAnswers, SoakLog, SoakPlan, SoakRound, event_line, read_event
-from benchmarks.stream.soak.report import MISSED, has_failed, quarters, soak_bars, write_soak
+from benchmarks.stream.soak.report import MISSED, compared, has_failed, quarters, soak_bars, write_soak
 from benchmarks.stream.soak.run import soak
 from benchmarks.tasks.streams import QUESTION_KINDS, STREAM_KINDS
 from emblema.errors import EmblemaError, PromptError
@@ -25,32 +25,32 @@ MB = 10**6
 
 
 def round_at(frames: int) -> SoakRound:
-    """A round of a soak in which nothing slows down: clusters grow, times stay, host bytes go with the frames."""
-    host = 5000 * frames
+    """A round of a soak in which nothing slows down: times stay, host bytes go with the frames."""
+    host, beside = 5000 * frames, frames % 1000 == 0
     return SoakRound(
         process=int(frames > 50 * 200),
         frames=frames,
         kind="ego",
         encoded=200,
         encode_cpu=1.0,
-        encode_wall=2.0,
         ttft_cpu=(0.02, 0.03, 0.04),
-        ttft_wall=(0.1, 0.2, 0.3),
         device={"local": MB},
         host={"rows": host},
-        clusters=frames / 10,
         visual=frames // 20,
         resident=500 * MB + host + MB,
         counted=host + MB,
         gaps=10 * MB,
         right={"recent": True, "far": False},
+        short_cpu=(0.03, 0.02, 0.025) if beside else (),
+        fresh_encoded=100 if beside else 0,
+        fresh_cpu=0.5 if beside else 0.0,
     )
 
 
 def soak_log(change: Callable[[SoakRound], SoakRound] = lambda found: found) -> SoakLog:
     answers = FixedAnswers(10_000, ((3, 4), (5,)), ((1, 2), (7,)))
     rounds = [change(round_at(frames)) for frames in range(200, 20_001, 200)]
-    return SoakLog(rounds, 200, answers, answers, 10 * MB, 60.0)
+    return SoakLog(rounds, 400, [answers, answers], [answers, answers], 10 * MB, 60.0)
 
 
 def missed(found: SoakLog) -> list[str]:
@@ -62,13 +62,14 @@ def test_a_soak_in_which_nothing_slows_down_holds() -> None:
     second, last = quarters(soak_log().rounds)
     assert (second[0].frames, second[-1].frames) == (5_200, 10_000)
     assert (last[0].frames, last[-1].frames) == (15_200, 20_000)
+    assert [found.frames for found in compared(last)] == [16_000, 17_000, 18_000, 19_000, 20_000]
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda found: replace(found, ttft_cpu=(0.01 * found.clusters**1.2,)), "first token"),
-        (lambda found: replace(found, encode_cpu=0.01 * found.clusters**1.2), "encode a frame"),
+        (lambda found: replace(found, ttft_cpu=(0.02 + 1e-6 * found.frames,)), "first token"),
+        (lambda found: replace(found, encode_cpu=1.0 + 2e-5 * found.frames), "encode a frame"),
         (lambda found: replace(found, device={"local": MB + 100 * found.frames}), "device bytes"),
         (lambda found: replace(found, host={"rows": found.frames**2}), "host bytes"),
         (lambda found: replace(found, resident=found.resident + (found.frames > 15_000) * 55 * MB), "does not count"),
@@ -80,11 +81,17 @@ def test_what_grows_too_fast_is_found_out(change: Callable[[SoakRound], SoakRoun
     assert len(found) == 1 and words in found[0]
 
 
+def test_a_soak_without_a_comparison_at_its_end_holds_nothing_of_times() -> None:
+    found = soak_log(lambda found: replace(found, short_cpu=(), fresh_encoded=0, fresh_cpu=0.0))
+    assert ["begun anew" in name for name in missed(found)] == [True, True]
+
+
 @pytest.mark.parametrize("after", [FixedAnswers(10_000, ((3, 4), (6,)), ((1, 2), (7,))), FixedAnswers(10_000)])
-def test_other_answers_after_the_kill_are_found_out(after: FixedAnswers) -> None:
+@pytest.mark.parametrize("kill", [0, 1])
+def test_other_answers_after_a_kill_are_found_out(after: FixedAnswers, kill: int) -> None:
     found = soak_log()
-    found.after = after
-    assert ["after the kill" in name for name in missed(found)] == [True]
+    found.after[kill] = after
+    assert ["after each kill" in name for name in missed(found)] == [True]
 
 
 def test_a_bar_that_is_known_to_be_missed_fails_only_beyond_what_is_known() -> None:
@@ -111,6 +118,7 @@ def test_what_a_process_prints_is_read_as_it_was() -> None:
 def test_kinds_come_in_turns_and_questions_are_about_the_latest_stretch() -> None:
     plan = SoakPlan("reference", frames=400, every=20, stretch=50, settings=SETTINGS)
     assert SoakPlan.read(plan.line()) == plan
+    assert [plan.stop(process) for process in range(3)] == [120, 260, 400]
     kinds = [plan.stretch_of(frame)[0].kind for frame in range(0, 300, 50)]
     assert kinds == [*STREAM_KINDS, *STREAM_KINDS]
     for seen in (20, 100, 380):
@@ -123,7 +131,21 @@ def test_kinds_come_in_turns_and_questions_are_about_the_latest_stretch() -> Non
         assert asked == plan.questions(seen, 2)[2]
 
 
-@pytest.mark.parametrize("wrong", [{"frames": 700}, {"every": 0}, {"stretch": 0}, {"seed": -1}, {"minutes": 0.0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"frames": 700},
+        {"frames": 1000, "kills": 5},
+        {"kills": -1},
+        {"every": 0},
+        {"compare": 0},
+        {"stretch": 0},
+        {"short": 0},
+        {"short": 1000},
+        {"seed": -1},
+        {"minutes": 0.0},
+    ],
+)
 def test_a_soak_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(PromptError):
         SoakPlan("reference", **wrong)
@@ -131,22 +153,26 @@ def test_a_soak_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_a_killed_soak_goes_on_with_the_same_answers(tmp_path: Path) -> None:
-    """Two real processes, the first of which is killed in the middle of a round."""
-    plan = SoakPlan(str(bundled_folder("reference")), frames=90, every=20, stretch=25, settings=SETTINGS)
+    """Three real processes, two of which are killed in the middle of a round."""
+    model = str(bundled_folder("reference"))
+    plan = SoakPlan(model, frames=130, every=20, compare=40, short=20, fresh=35, stretch=25, settings=SETTINGS)
     told: list[SoakRound] = []
     found = soak(plan, told.append)
-    assert found.rounds == told and [done.frames for done in told] == [20, 40, 60, 80]
-    assert [done.process for done in told] == [0, 0, 1, 1] and found.lost == 20
-    assert found.before.frames == found.after.frames == 40 and len(found.before.tokens) >= 4
+    assert found.rounds == told and [done.frames for done in told] == [20, 40, 60, 80, 100, 120]
+    assert [done.process for done in told] == [0, 0, 1, 1, 2, 2] and found.lost == 40
+    assert [answers.frames for answers in found.before] == [40, 80] and len(found.before[0].tokens) >= 4
     assert found.after == found.before
-    assert all(done.encoded == 20 and done.clusters == 0 < done.visual for done in told[1:])
+    assert all(done.encoded == 20 and done.visual > 0 for done in told[1:])
     assert all(done.resident > done.counted + done.gaps > done.counted > 0 for done in told[1:])
+    assert [len(done.short_cpu) == len(done.ttft_cpu) for done in told] == [False, True] * 3
+    assert all(min(done.short_cpu) > 0 < done.fresh_cpu and done.fresh_encoded == 15 for done in compared(told))
     bars = write_soak(found, plan.reported("reference"), tmp_path, SCREEN)
     written = read_rows(tmp_path / "soak.json")
     assert [bar["name"] for bar in written["bars"]] == [bar.name for bar in bars]
-    assert len(written["rows"]) == 4 and written["asked"]["largest"] == 4
+    assert len(written["rows"]) == 6 and written["asked"]["largest"] == 4
     assert "| reference | same answers" in (tmp_path / "soak.md").read_text()
     assert (tmp_path / "reference-soak.png").stat().st_size > 10_000
+    assert "| 120 |" in (tmp_path / "soak.md").read_text().partition("Beside a stream begun anew")[2]
 
 
 @pytest.mark.slow

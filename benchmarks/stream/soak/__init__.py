@@ -1,1 +1,1 @@
-"""A stream of 20,000 frames that is asked all the way, killed once, and goes on (`python -m benchmarks soak`)."""
+"""A stream of 100,000 frames that is asked all the way, killed twice, and goes on (`python -m benchmarks soak`)."""

@@ -18,7 +18,9 @@ from emblema.errors import PromptError
 from emblema.stream.settings import AblationSettings, StreamSettings, change_settings
 
 # Frames that retrieve while they are encoded score all clusters each: what a frame costs would grow with their number.
-SETTINGS = StreamSettings(positions="packed", ablation=AblationSettings(retrieve_while_encoding=False))
+SETTINGS = StreamSettings(
+    positions="packed", host_bytes=1_000_000_000, ablation=AblationSettings(retrieve_while_encoding=False)
+)
 SoakEvent = Literal["round", "saved", "resumed", "end"]
 
 
@@ -29,8 +31,12 @@ class SoakPlan:
     Attributes:
         model: what is loaded.
         device: where it runs.
-        frames: frames of the stream; the process is killed after half of them.
+        frames: frames of the stream.
+        kills: how often the process is killed: its frames are shared out evenly.
         every: frames between one round of questions and the next.
+        compare: frames between one comparison with a stream begun anew and the next. The last round of each process is
+            one too.
+        short, fresh: frames of the stream begun anew at which it is asked, and up to which it is then encoded.
         stretch: frames of one kind, before those of the next begin.
         seed: of stretches and questions.
         minutes: end after about so long, wherever it is then; None for no such end. Loading does not count.
@@ -42,25 +48,36 @@ class SoakPlan:
 
     model: str
     device: str | None = None
-    frames: int = 20_000
+    frames: int = 100_000
+    kills: int = 2
     every: int = 200
+    compare: int = 5_000
+    short: int = 256
+    fresh: int = 1_000
     stretch: int = 500
     seed: int = 0
     minutes: float | None = None
     settings: StreamSettings = SETTINGS
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.stretch < 1 or self.seed < 0:
-            raise PromptError("frames between rounds and in a stretch are 1 or more, and a seed is 0 or more")
-        if self.frames < 4 * self.every:
-            raise PromptError(f"a soak of {self.frames} frames: give {4 * self.every} or more")
+        if min(self.every, self.stretch, self.compare) < 1 or min(self.seed, self.kills) < 0:
+            raise PromptError("frames between rounds and in a stretch are 1 or more, a seed and kills 0 or more")
+        least = max(4, self.kills + 1) * self.every
+        if self.frames < least:
+            raise PromptError(f"a soak of {self.frames} frames: give {least} or more")
+        if not 1 <= self.short < self.fresh:
+            raise PromptError("a stream begun anew is asked after 1 frame or more, and goes on then")
         if self.minutes is not None and self.minutes <= 0:
             raise PromptError(f"a soak of {self.minutes} minutes: give more than none")
 
     @property
-    def half(self) -> int:
-        """Frames after which the stream is saved."""
-        return self.frames // self.every // 2 * self.every
+    def latest(self) -> int:
+        """Frames of a stream begun anew that are timed: its last ones, as many as come between two rounds."""
+        return min(self.every, self.fresh - self.short)
+
+    def stop(self, process: int) -> int:
+        """Return the frames after which a process is killed, or the last one ends."""
+        return self.frames // self.every * (process + 1) // (self.kills + 1) * self.every
 
     def stretch_of(self, frame: int) -> tuple[GeneratedStream, int]:
         """Return the stretch that a frame lies in, and the frame that it begins with."""
@@ -97,17 +114,19 @@ class SoakRound:
     """The frames since the last round, and the questions after them.
 
     Attributes:
-        process: 0 before the kill, 1 after it.
+        process: 0 before the first kill, 1 before the second, and so on.
         frames: seen so far.
         kind: of the stretch that they lie in.
-        encoded: frames since the last round, and `encode_cpu`, `encode_wall`: seconds that they took.
-        ttft_cpu, ttft_wall: seconds to the first token over the whole stream, one for each question.
+        encoded: frames since the last round, and `encode_cpu`: CPU seconds that they took.
+        ttft_cpu: CPU seconds to the first token over the whole stream, one for each question.
         device, host: bytes by place.
-        clusters: semantic ones, of one layer; visual: visual ones.
+        visual: visual clusters.
         resident: bytes of the process in memory.
         counted: of those, what the stream says that it holds.
         gaps: of those, bytes between buffers that the allocator keeps free; 0 where the system does not say.
         right: question kind to whether the answer was right, the stretch alone in sight.
+        short_cpu: `ttft_cpu` of a stream begun anew, asked the same in turns with this one; none where not compared.
+        fresh_encoded, fresh_cpu: the latest frames that were encoded of it, and `encode_cpu` of these.
     """
 
     process: int
@@ -115,17 +134,17 @@ class SoakRound:
     kind: str
     encoded: int
     encode_cpu: float
-    encode_wall: float
     ttft_cpu: tuple[float, ...]
-    ttft_wall: tuple[float, ...]
     device: Mapping[str, int]
     host: Mapping[str, int]
-    clusters: float
     visual: int
     resident: int
     counted: int
     gaps: int
     right: Mapping[str, bool]
+    short_cpu: tuple[float, ...] = ()
+    fresh_encoded: int = 0
+    fresh_cpu: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,17 +166,17 @@ class SoakLog:
     """All that counts of what the processes of a soak printed.
 
     Attributes:
-        rounds: those that were not lost with the process.
-        lost: frames that the killed process had seen since it saved.
-        before, after: the fixed questions, before the kill and after it.
-        saved_bytes: of the file.
+        rounds: those that were not lost with a process.
+        lost: frames that killed processes had seen since they saved.
+        before, after: the fixed questions, before each kill and after it.
+        saved_bytes: of the files, at the last kill.
         seconds: that the soak took.
     """
 
     rounds: list[SoakRound] = field(default_factory=list)
     lost: int = 0
-    before: FixedAnswers = field(default_factory=lambda: FixedAnswers(0))
-    after: FixedAnswers = field(default_factory=lambda: FixedAnswers(0))
+    before: list[FixedAnswers] = field(default_factory=list)
+    after: list[FixedAnswers] = field(default_factory=list)
     saved_bytes: int = 0
     seconds: float = 0.0
 

@@ -23,16 +23,12 @@ NOISE = 1.1
 """By how much a ratio of times, or of bytes, may pass what it is held against."""
 TOTAL = "memory of the process in any round, to what the stream counts and the first round's rest"
 UNCOUNTED = "bytes of the process that the stream does not count"
-TTFT = "time to first token over growth of clusters"
-MISSED = {
-    f"{UNCOUNTED}, last quarter to the second": 1.25,
-    TOTAL: 1.2,
-    f"{TTFT}, last quarter to the second": 1.4,
-}
+TTFT = "time to first token, last quarter, over that of a stream begun anew"
+ENCODING = "CPU seconds to encode a frame, last quarter, over those of a stream begun anew"
+MISSED = {TTFT: 2.0, f"{UNCOUNTED}, last quarter to the second": 1.25, TOTAL: 1.2}
 """What is known to miss its bound, and up to where. It is shown as missed; beyond this, a soak fails by it.
 
-The first two miss on some machines by gaps of the allocator. The last quarter comes after the kill: rows that a stream
-was loaded with are read from disk when they are first wanted, which the second quarter's are not.
+The first misses at 100,000 frames. The others miss on some machines by gaps of the allocator.
 """
 
 RoundFigure = Callable[[SoakRound], float]
@@ -46,11 +42,6 @@ def ttft(found: SoakRound) -> float:
 def encoding(found: SoakRound) -> float:
     """Return the CPU seconds to encode a frame."""
     return found.encode_cpu / found.encoded
-
-
-def clusters(found: SoakRound) -> float:
-    """Return the semantic clusters of one layer."""
-    return found.clusters
 
 
 def device_bytes(found: SoakRound) -> float:
@@ -100,22 +91,40 @@ def slope(rounds: Sequence[SoakRound], across: RoundFigure, up: RoundFigure) -> 
     return float(numpy.polyfit(xs, ys, 1)[0]) if len(set(xs)) > 1 else float("nan")
 
 
+def over_short(found: SoakRound) -> float:
+    """Return the median CPU seconds to the first token as a multiple of those of the stream begun anew."""
+    return ttft(found) / median(found.short_cpu)
+
+
+def over_fresh(found: SoakRound) -> float:
+    """Return the CPU seconds to encode a frame as a multiple of those of the stream begun anew."""
+    return encoding(found) / (found.fresh_cpu / found.fresh_encoded)
+
+
+def compared(rounds: Sequence[SoakRound]) -> list[SoakRound]:
+    """Return the rounds in which a stream was begun anew."""
+    return [found for found in rounds if found.short_cpu]
+
+
 def soak_bars(log: SoakLog) -> tuple[Bar, ...]:
     """Return everything that has to hold."""
     rounds = log.rounds
     second, last = quarters(rounds)
-    count, asked = len(second) + len(last), len(log.before.tokens)
-    same = log.before.same(log.after) / asked if asked else None
-    # Where layers have no clusters, times are held as they are.
-    grown = growth(rounds, clusters) if any(map(clusters, rounds)) else 1.0
+    count, asked = len(second) + len(last), sum(len(answers.tokens) for answers in log.before)
+    same = sum(before.same(after) for before, after in zip(log.before, log.after, strict=True))
+    beside = compared(last)
 
     def held(name: str, value: float, bound: float) -> Bar:
         return Bar(f"{name}, last quarter to the second", value, bound, least=False, count=count)
 
+    def over(name: str, figure: RoundFigure, bound: float) -> Bar:
+        value = median(map(figure, beside)) if beside else None
+        return Bar(name, value, bound, least=False, count=len(beside))
+
     return (
-        Bar("same answers from the same frames after the kill", same, 1, count=asked),
-        held(TTFT, growth(rounds, ttft) / grown, NOISE),
-        held("CPU seconds to encode a frame over growth of clusters", growth(rounds, encoding) / grown, NOISE),
+        Bar("same answers from the same frames after each kill", same / asked if asked else None, 1, count=asked),
+        over(TTFT, over_short, 1.5),
+        over(ENCODING, over_fresh, 1.3),
         held("device bytes", growth(rounds, device_bytes), 1.01),
         held("host bytes of a frame", growth(rounds, lambda found: host_bytes(found) / found.frames), NOISE),
         held(UNCOUNTED, growth(rounds, uncounted), NOISE),
@@ -129,9 +138,13 @@ def has_failed(bar: Bar) -> bool:
     return not bar.holds and (known is None or bar.value is None or not bar.value <= known)
 
 
-def soak_tables(log: SoakLog) -> tuple[Table, ...]:
-    """Return the soak line by line, what grows with what, and how it answered."""
-    return _rounds(log), _slopes(log), _answers(log)
+def soak_tables(log: SoakLog, asked: Mapping[str, Any]) -> tuple[Table, ...]:
+    """Return the soak line by line, its comparisons, what grows with what, and how it answered.
+
+    Args:
+        asked: what it was run with.
+    """
+    return _rounds(log), _comparisons(log, asked), _slopes(log), _answers(log)
 
 
 def _rounds(log: SoakLog) -> Table:
@@ -140,19 +153,19 @@ def _rounds(log: SoakLog) -> Table:
     lines = [rounds[start : start + size] for start in range(0, len(rounds), size)]
     note = (
         "Each line is the mean over the rounds up to so many frames; a round is some frames, and a question of every "
-        "kind. TTFT: CPU milliseconds to the first token of questions about the whole stream. Clusters are those of "
-        f"one layer. Resident: memory of the process. It was killed after {log.before.frames:,} frames and went on "
-        "from there. Uncounted: what of it the stream does not say that it holds."
+        "kind. TTFT: CPU milliseconds to the first token of questions about the whole stream. Resident: memory of the "
+        f"process, which was killed after {_kills(log)} frames and went on from there. Uncounted: what of it the "
+        "stream does not say that it holds."
     )
-    over = ("clusters", "TTFT ms", "frames a CPU second", "host MB", "resident MB", "uncounted MB")
-    columns = ("frames", "process", "clusters", "visual clusters", "TTFT ms", "frames a CPU second")
+    over = ("visual clusters", "TTFT ms", "frames a CPU second", "host MB", "resident MB", "uncounted MB")
+    columns = ("frames", "process", "visual clusters", "TTFT ms", "frames a CPU second")
     return Table(
         "soak",
         f"{rounds[-1].frames:,} frames, asked all the way",
         note,
         (*columns, "device MB", "host MB", "resident MB", "uncounted MB", "right"),
         tuple(map(_line, lines)),
-        (*(Plot("frames", column) for column in over), Plot("clusters", "TTFT ms")),
+        tuple(Plot("frames", column) for column in over),
         soak_bars(log),
         log.seconds,
     )
@@ -163,8 +176,7 @@ def _line(rounds: Sequence[SoakRound]) -> tuple[Cell, ...]:
     held = (device_bytes, host_bytes, lambda found: found.resident, uncounted)
     return (
         last.frames,
-        "first" if last.process == 0 else "second",
-        fmean(map(clusters, rounds)),
+        last.process + 1,
         fmean(found.visual for found in rounds),
         1000 * fmean(map(ttft, rounds)),
         1 / fmean(map(encoding, rounds)),
@@ -177,6 +189,27 @@ def _share(right: Sequence[bool]) -> Share:
     return Share(sum(right) / len(right) if right else float("nan"), len(right))
 
 
+def _kills(log: SoakLog) -> str:
+    return " and ".join(f"{answers.frames:,}" for answers in log.before) or "no"
+
+
+def _comparisons(log: SoakLog, asked: Mapping[str, Any]) -> Table:
+    rows = []
+    for found in compared(log.rounds):
+        short, fresh = median(found.short_cpu), found.fresh_cpu / found.fresh_encoded
+        times = (1000 * ttft(found), 1000 * short, over_short(found))
+        rows.append((found.frames, *times, 1 / encoding(found), 1 / fresh, over_fresh(found)))
+    note = (
+        f"A stream begun anew, over the frames before that moment, is asked after {asked['short']:,} frames, each "
+        f"question in turn with the long stream; then it is encoded up to {asked['fresh']:,}, and its latest frames "
+        "are timed, which are those of the round. CPU times; medians over the questions."
+    )
+    asking = ("frames", "TTFT ms", "anew, TTFT ms", "TTFT over anew")
+    encoded = ("frames a CPU second", "anew, frames a CPU second", "encoding over anew")
+    plots = (Plot("frames", "TTFT over anew"), Plot("frames", "encoding over anew"))
+    return Table("soak-comparisons", "Beside a stream begun anew", note, (*asking, *encoded), tuple(rows), plots)
+
+
 def _slopes(log: SoakLog) -> Table:
     rounds = log.rounds
 
@@ -184,7 +217,7 @@ def _slopes(log: SoakLog) -> Table:
         return found.frames
 
     figures = (
-        ("clusters of one layer, for 1,000 frames", slope(rounds, frames, clusters) * 1000),
+        ("visual clusters, for 1,000 frames", slope(rounds, frames, lambda found: found.visual) * 1000),
         ("host bytes, for a frame", slope(rounds, frames, host_bytes)),
         ("uncounted bytes of the process, for a frame", slope(rounds, frames, uncounted)),
         ("of them, gaps that the allocator keeps, for a frame", slope(rounds, frames, gaps)),
@@ -192,12 +225,11 @@ def _slopes(log: SoakLog) -> Table:
             "of them, the rest: Python objects, and what torch keeps beside a tensor's numbers, for a frame",
             slope(rounds, frames, lambda found: uncounted(found) - gaps(found)),
         ),
-        ("TTFT, microseconds for a cluster of one layer", slope(rounds, clusters, ttft) * MEGA),
-        ("encoding, microseconds of a frame for a cluster of one layer", slope(rounds, clusters, encoding) * MEGA),
-        ("clusters, last quarter to the second", growth(rounds, clusters)),
+        ("TTFT, microseconds for 1,000 frames", slope(rounds, frames, ttft) * 1000 * MEGA),
+        ("encoding, microseconds of a frame for 1,000 frames", slope(rounds, frames, encoding) * 1000 * MEGA),
         ("TTFT, last quarter to the second", growth(rounds, ttft)),
         ("encoding, last quarter to the second", growth(rounds, encoding)),
-        ("frames that the killed process had seen since it saved", log.lost),
+        ("frames that the killed processes had seen since they saved", log.lost),
         ("megabytes of the saved stream", log.saved_bytes / MEGA),
     )
     note = "Slopes of the straight lines through all rounds that fit best, and means of quarters."
@@ -224,7 +256,7 @@ def write_soak(log: SoakLog, options: Mapping[str, Any], folder: Path, screen: C
     Args:
         options: what it was run with; its `model` is a name.
     """
-    found = ModelTables(str(options["model"]), soak_tables(log))
+    found = ModelTables(str(options["model"]), soak_tables(log, options))
     show_tables(screen, found)
     write_soak_page(found, options, log.seconds, folder)
     data, rows = found.data(), [asdict(measured) for measured in log.rounds]

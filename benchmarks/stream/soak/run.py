@@ -1,8 +1,8 @@
-"""Two processes one after the other: the first is killed, the second goes on from what the first had saved.
+"""Processes one after the other: each but the last is killed, and the next goes on from what it had saved.
 
 `python -m benchmarks.stream.soak.run PLAN STORE SECONDS PROCESS` is one of them. It prints a line whenever there is
-something to report. The first saves the stream at half, asks the fixed questions, and goes on until it is killed; the
-second loads it, asks them again, and goes on to the end.
+something to report. At the end of its part it saves the stream, asks the fixed questions, and goes on until it is
+killed; the next one loads the stream, asks them again, and goes on. The last one ends by itself.
 """
 
 import ctypes
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.stream.soak.anew import StreamAnew, timed_answer, timed_push
 from benchmarks.stream.soak.plan import (
     FixedAnswers,
     SoakEvent,
@@ -26,7 +27,7 @@ from benchmarks.stream.soak.plan import (
     event_line,
     read_event,
 )
-from benchmarks.tasks.streams import FRAME_SECONDS, TimedQuestion
+from benchmarks.tasks.streams import TimedQuestion
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
 from emblema.link.policy.policy import Policy
@@ -53,25 +54,25 @@ def soak(plan: SoakPlan, notify: Callable[[SoakRound], None]) -> SoakLog:
         notify(found)
 
     with tempfile.TemporaryDirectory(prefix="emblema-soak-") as folder:
-        with _process(plan, folder, 0) as events:
-            for event, found in events:
-                if event == "saved":
-                    log.before = found
-                elif log.before.frames:
-                    # It is in the middle of what comes next by now: these frames are lost.
-                    log.lost = found.frames - log.before.frames
-                    break
-                else:
-                    keep(found)
-        log.saved_bytes = sum(path.stat().st_size for path in Path(folder).glob("streams/*/*.safetensors"))
-        with _process(plan, folder, 1) as events:
-            for event, found in events:
-                if event == "end":
-                    break
-                if event == "resumed":
-                    log.after = found
-                else:
-                    keep(found)
+        for number in range(plan.kills + 1):
+            with _process(plan, folder, number) as events:
+                saved = None
+                for event, found in events:
+                    if event == "end":
+                        break
+                    if event == "resumed":
+                        log.after.append(found)
+                    elif event == "saved":
+                        saved = found
+                        log.before.append(found)
+                    elif saved is not None:
+                        # It is in the middle of what comes next by now: these frames are lost.
+                        log.lost += found.frames - saved.frames
+                        break
+                    else:
+                        keep(found)
+            if number < plan.kills:
+                log.saved_bytes = sum(path.stat().st_size for path in Path(folder).glob("streams/*/*"))
     log.seconds = time.perf_counter() - began
     return log
 
@@ -79,7 +80,7 @@ def soak(plan: SoakPlan, notify: Callable[[SoakRound], None]) -> SoakLog:
 @contextmanager
 def _process(plan: SoakPlan, folder: str, number: int) -> Iterator[Iterator[tuple[SoakEvent, Any]]]:
     """Run a process and yield what it prints; it is killed when the block ends."""
-    seconds = math.inf if plan.minutes is None else 30 * plan.minutes
+    seconds = math.inf if plan.minutes is None else 60 * plan.minutes / (plan.kills + 1)
     command = [sys.executable, "-m", "benchmarks.stream.soak.run", plan.line(), folder, str(seconds), str(number)]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
@@ -103,29 +104,37 @@ def _events(process: "subprocess.Popen[str]", errors: Any) -> Iterator[tuple[Soa
 class Soaker:
     """One process's part of a soak."""
 
-    def __init__(self, plan: SoakPlan, engine: Engine, stream: Stream, process: int) -> None:
-        self.plan, self.engine, self.stream, self.process = plan, engine, stream, process
+    def __init__(self, plan: SoakPlan, engine: Engine, stream: Stream, process: int, anew: StreamAnew) -> None:
+        self.plan, self.engine, self.stream, self.process, self.anew = plan, engine, stream, process, anew
 
-    def push(self, stop: int) -> tuple[float, float]:
-        """Push frames up to `stop`; return the CPU and wall seconds that they took, drawing them aside."""
-        cpu = wall = 0.0
+    def push(self, stop: int) -> float:
+        """Push frames up to `stop`; return the CPU seconds that they took, drawing them aside."""
+        cpu = 0.0
         while self.stream.frames < stop:
             seen = self.stream.frames
             stretch, begin = self.plan.stretch_of(seen)
             end = min(stop, begin + len(stretch))
-            frames = list(stretch.frames(seen - begin, end - begin))
-            began, busy = time.perf_counter(), time.process_time()
-            self.stream.push(frames, at=[FRAME_SECONDS * number for number in range(seen, end)])
-            self.stream.advance()
-            wall, cpu = wall + time.perf_counter() - began, cpu + time.process_time() - busy
-        return cpu, wall
+            cpu += timed_push(self.stream, list(stretch.frames(seen - begin, end - begin)))
+        return cpu
 
-    def round(self) -> SoakRound:
-        """Push the next frames, and ask the questions after them."""
+    def round(self, compare: bool = False) -> SoakRound:
+        """Push the next frames, and ask the questions after them.
+
+        Args:
+            compare: with a stream begun anew.
+        """
         before = self.stream.frames
-        cpu, wall = self.push(before + self.plan.every)
+        cpu = self.push(before + self.plan.every)
         kind, length, asked = self.plan.questions(self.stream.frames, 1)
-        times = [self._timed(question.text) for question in asked]
+        times, short, fresh_cpu = [], [], 0.0
+        if compare:
+            self.anew.begin(self.stream.frames)
+        for question in asked:
+            times.append(timed_answer(self.stream, question.text))
+            if compare:
+                short.append(self.anew.ask(question.text))
+        if compare:
+            fresh_cpu = self.anew.finish()
         right = {question.kind: self._right(question, length) for question in asked}
         held, counts = self.stream.bytes, self.stream.counts
         counted = sum(held.host.values())
@@ -137,23 +146,18 @@ class Soaker:
             kind=kind,
             encoded=self.stream.frames - before,
             encode_cpu=cpu,
-            encode_wall=wall,
-            ttft_cpu=tuple(cpu for cpu, _ in times),
-            ttft_wall=tuple(wall for _, wall in times),
+            ttft_cpu=tuple(times),
             device=dict(held.device),
             host=dict(held.host),
-            clusters=counts["clusters"] / len(self.engine.adapter.layouts),
             visual=int(counts["visual_clusters"]),
             resident=resident_bytes(),
             counted=counted,
             gaps=free_bytes(),
             right=right,
+            short_cpu=tuple(short),
+            fresh_encoded=self.plan.latest if compare else 0,
+            fresh_cpu=fresh_cpu,
         )
-
-    def _timed(self, text: str) -> tuple[float, float]:
-        busy = time.process_time()
-        reply = self.stream.ask(text, max_new_tokens=1)
-        return time.process_time() - busy, reply.usage.ttft_seconds
 
     def _right(self, question: TimedQuestion, length: int) -> bool:
         most = max(1, len(self.engine.tokenizer.encode(question.answer, add_special_tokens=False)))
@@ -210,16 +214,20 @@ def report_event(event: SoakEvent, found: SoakRound | FixedAnswers | None = None
 def main(plan_line: str, store: str, seconds: float, process: int) -> None:
     """Soak in this process."""
     plan = SoakPlan.read(plan_line)
-    with Engine.load(plan.model, device=plan.device, store=store, policy=Policy.quiet()) as engine:
+    loaded = Engine.load(plan.model, device=plan.device, store=store, policy=Policy.quiet())
+    with loaded as engine, StreamAnew(plan) as anew:
         first = process == 0
         stream = engine.stream(settings=plan.settings) if first else engine.load_stream(NAME)
-        soaker, began = Soaker(plan, engine, stream, process), time.monotonic()
+        soaker, began = Soaker(plan, engine, stream, process, anew), time.monotonic()
         if not first:
             report_event("resumed", soaker.fixed())
-        stop = plan.half if first else plan.frames - plan.frames % plan.every
-        while stream.frames < stop and time.monotonic() - began < seconds:
-            report_event("round", soaker.round())
-        if first:
+        stop, compared = plan.stop(process), stream.frames
+        while stream.frames < stop - plan.every and time.monotonic() - began < seconds:
+            due = stream.frames + plan.every - compared >= plan.compare
+            report_event("round", soaker.round(due))
+            compared = stream.frames if due else compared
+        report_event("round", soaker.round(compare=True))
+        if process < plan.kills:
             stream.save(NAME)
             report_event("saved", soaker.fixed())
             while True:
