@@ -68,8 +68,10 @@ def test_a_soak_in_which_nothing_slows_down_holds() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda found: replace(found, ttft_cpu=(0.02 + 1e-6 * found.frames,)), "first token"),
-        (lambda found: replace(found, encode_cpu=1.0 + 2e-5 * found.frames), "encode a frame"),
+        (lambda found: replace(found, ttft_cpu=(0.03 + 4e-7 * found.frames,)), "first token, last quarter to"),
+        (lambda found: replace(found, encode_cpu=1.0 + 1.5e-5 * found.frames), "encode a frame, last quarter to"),
+        (lambda found: replace(found, ttft_cpu=(0.04,)), "first token, last quarter, over"),
+        (lambda found: replace(found, encode_cpu=2.7), "encode a frame, last quarter, over"),
         (lambda found: replace(found, device={"local": MB + 100 * found.frames}), "device bytes"),
         (lambda found: replace(found, host={"rows": found.frames**2}), "host bytes"),
         (lambda found: replace(found, resident=found.resident + (found.frames > 15_000) * 55 * MB), "does not count"),

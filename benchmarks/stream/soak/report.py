@@ -25,10 +25,18 @@ TOTAL = "memory of the process in any round, to what the stream counts and the f
 UNCOUNTED = "bytes of the process that the stream does not count"
 TTFT = "time to first token, last quarter, over that of a stream begun anew"
 ENCODING = "CPU seconds to encode a frame, last quarter, over those of a stream begun anew"
-MISSED = {TTFT: 2.0, f"{UNCOUNTED}, last quarter to the second": 1.25, TOTAL: 1.2}
+LATER, CODED = "time to first token", "CPU seconds to encode a frame"
+MISSED = {
+    TTFT: 2.0,
+    f"{LATER}, last quarter to the second": 1.4,
+    f"{CODED}, last quarter to the second": 1.3,
+    f"{UNCOUNTED}, last quarter to the second": 1.25,
+    TOTAL: 1.2,
+}
 """What is known to miss its bound, and up to where. It is shown as missed; beyond this, a soak fails by it.
 
-The first misses at 100,000 frames. The others miss on some machines by gaps of the allocator.
+The first misses at 100,000 frames; the next two wherever the machine is slower at the end than before. The others miss
+on some machines by gaps of the allocator.
 """
 
 RoundFigure = Callable[[SoakRound], float]
@@ -125,6 +133,8 @@ def soak_bars(log: SoakLog) -> tuple[Bar, ...]:
         Bar("same answers from the same frames after each kill", same / asked if asked else None, 1, count=asked),
         over(TTFT, over_short, 1.5),
         over(ENCODING, over_fresh, 1.3),
+        held(LATER, growth(rounds, ttft), NOISE),
+        held(CODED, growth(rounds, encoding), NOISE),
         held("device bytes", growth(rounds, device_bytes), 1.01),
         held("host bytes of a frame", growth(rounds, lambda found: host_bytes(found) / found.frames), NOISE),
         held(UNCOUNTED, growth(rounds, uncounted), NOISE),
