@@ -40,7 +40,7 @@ def round_at(frames: int) -> SoakRound:
         resident=500 * MB + host + MB,
         counted=host + MB,
         gaps=10 * MB,
-        right={"recent": True, "far": False},
+        right={"recent": True, "far": False, "ordered": None},
         short_cpu=(0.03, 0.02, 0.025) if beside else (),
         fresh_encoded=100 if beside else 0,
         fresh_cpu=0.5 if beside else 0.0,

@@ -124,7 +124,8 @@ class SoakRound:
         resident: bytes of the process in memory.
         counted: of those, what the stream says that it holds.
         gaps: of those, bytes between buffers that the allocator keeps free; 0 where the system does not say.
-        right: question kind to whether the answer was right, the stretch alone in sight.
+        right: question kind to whether the answer was right, the stretch alone in sight; None if there is no such
+            question.
         short_cpu: `ttft_cpu` of a stream begun anew, asked the same in turns with this one; none where not compared.
         fresh_encoded, fresh_cpu: the latest frames that were encoded of it, and `encode_cpu` of these.
     """
@@ -141,7 +142,7 @@ class SoakRound:
     resident: int
     counted: int
     gaps: int
-    right: Mapping[str, bool]
+    right: Mapping[str, bool | None]
     short_cpu: tuple[float, ...] = ()
     fresh_encoded: int = 0
     fresh_cpu: float = 0.0

@@ -191,7 +191,7 @@ def _line(rounds: Sequence[SoakRound]) -> tuple[Cell, ...]:
         1000 * fmean(map(ttft, rounds)),
         1 / fmean(map(encoding, rounds)),
         *(fmean(map(figure, rounds)) / MEGA for figure in held),
-        _share([right for found in rounds for right in found.right.values()]),
+        _share([right for found in rounds for right in found.right.values() if right is not None]),
     )
 
 
@@ -251,7 +251,7 @@ def _answers(log: SoakLog) -> Table:
     for kind in sorted({found.kind for found in log.rounds}):
         rounds = [found for found in log.rounds if found.kind == kind]
         shares = [
-            _share([found.right[question] for found in rounds if question in found.right])
+            _share([right for found in rounds if (right := found.right.get(question)) is not None])
             for question in QUESTION_KINDS
         ]
         rows.append((kind, *(share if share.count else None for share in shares)))

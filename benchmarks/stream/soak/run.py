@@ -27,7 +27,7 @@ from benchmarks.stream.soak.plan import (
     event_line,
     read_event,
 )
-from benchmarks.tasks.streams import TimedQuestion
+from benchmarks.tasks.streams import QUESTION_KINDS, TimedQuestion
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
 from emblema.link.policy.policy import Policy
@@ -135,7 +135,8 @@ class Soaker:
                 short.append(self.anew.ask(question.text))
         if compare:
             fresh_cpu = self.anew.finish()
-        right = {question.kind: self._right(question, length) for question in asked}
+        right: dict[str, bool | None] = dict.fromkeys(QUESTION_KINDS)
+        right |= {question.kind: self._right(question, length) for question in asked}
         held, counts = self.stream.bytes, self.stream.counts
         counted = sum(held.host.values())
         if self.engine.adapter.device.type == "cpu":
