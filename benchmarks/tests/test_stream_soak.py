@@ -85,7 +85,7 @@ def test_what_grows_too_fast_is_found_out(change: Callable[[SoakRound], SoakRoun
 
 def test_a_soak_without_a_comparison_at_its_end_holds_nothing_of_times() -> None:
     found = soak_log(lambda found: replace(found, short_cpu=(), fresh_encoded=0, fresh_cpu=0.0))
-    assert ["begun anew" in name for name in missed(found)] == [True, True]
+    assert ["fresh stream" in name for name in missed(found)] == [True, True]
 
 
 @pytest.mark.parametrize("after", [FixedAnswers(10_000, ((3, 4), (6,)), ((1, 2), (7,))), FixedAnswers(10_000)])
@@ -174,7 +174,7 @@ def test_a_killed_soak_goes_on_with_the_same_answers(tmp_path: Path) -> None:
     assert len(written["rows"]) == 6 and written["asked"]["largest"] == 4
     assert "| reference | same answers" in (tmp_path / "soak.md").read_text()
     assert (tmp_path / "reference-soak.png").stat().st_size > 10_000
-    assert "| 120 |" in (tmp_path / "soak.md").read_text().partition("Beside a stream begun anew")[2]
+    assert "| 120 |" in (tmp_path / "soak.md").read_text().partition("Beside a fresh stream")[2]
 
 
 @pytest.mark.slow

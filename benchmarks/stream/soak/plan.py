@@ -34,9 +34,9 @@ class SoakPlan:
         frames: frames of the stream.
         kills: how often the process is killed: its frames are shared out evenly.
         every: frames between one round of questions and the next.
-        compare: frames between one comparison with a stream begun anew and the next. The last round of each process is
+        compare: frames between one comparison with a fresh stream and the next. The last round of each process is
             one too.
-        short, fresh: frames of the stream begun anew at which it is asked, and up to which it is then encoded.
+        short, fresh: frames of the fresh stream at which it is asked, and up to which it is then encoded.
         stretch: frames of one kind, before those of the next begin.
         seed: of stretches and questions.
         minutes: end after about so long, wherever it is then; None for no such end. Loading does not count.
@@ -66,13 +66,13 @@ class SoakPlan:
         if self.frames < least:
             raise PromptError(f"a soak of {self.frames} frames: give {least} or more")
         if not 1 <= self.short < self.fresh:
-            raise PromptError("a stream begun anew is asked after 1 frame or more, and goes on then")
+            raise PromptError("a fresh stream is asked after 1 frame or more, and goes on then")
         if self.minutes is not None and self.minutes <= 0:
             raise PromptError(f"a soak of {self.minutes} minutes: give more than none")
 
     @property
     def latest(self) -> int:
-        """Frames of a stream begun anew that are timed: its last ones, as many as come between two rounds."""
+        """Frames of a fresh stream that are timed: its last ones, as many as come between two rounds."""
         return min(self.every, self.fresh - self.short)
 
     def stop(self, process: int) -> int:
@@ -126,7 +126,7 @@ class SoakRound:
         gaps: of those, bytes between buffers that the allocator keeps free; 0 where the system does not say.
         right: question kind to whether the answer was right, the stretch alone in sight; None if there is no such
             question.
-        short_cpu: `ttft_cpu` of a stream begun anew, asked the same in turns with this one; none where not compared.
+        short_cpu: `ttft_cpu` of a fresh stream, asked the same in turns with this one; none where not compared.
         fresh_encoded, fresh_cpu: the latest frames that were encoded of it, and `encode_cpu` of these.
     """
 

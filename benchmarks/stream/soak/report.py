@@ -23,8 +23,8 @@ NOISE = 1.1
 """By how much a ratio of times, or of bytes, may pass what it is held against."""
 TOTAL = "memory of the process in any round, to what the stream counts and the first round's rest"
 UNCOUNTED = "bytes of the process that the stream does not count"
-TTFT = "time to first token, last quarter, over that of a stream begun anew"
-ENCODING = "CPU seconds to encode a frame, last quarter, over those of a stream begun anew"
+TTFT = "time to first token, last quarter, over that of a fresh stream"
+ENCODING = "CPU seconds to encode a frame, last quarter, over those of a fresh stream"
 LATER, CODED = "time to first token", "CPU seconds to encode a frame"
 MISSED = {
     TTFT: 2.0,
@@ -100,17 +100,17 @@ def slope(rounds: Sequence[SoakRound], across: RoundFigure, up: RoundFigure) -> 
 
 
 def over_short(found: SoakRound) -> float:
-    """Return the median CPU seconds to the first token as a multiple of those of the stream begun anew."""
+    """Return the median CPU seconds to the first token as a multiple of those of the fresh stream."""
     return ttft(found) / median(found.short_cpu)
 
 
 def over_fresh(found: SoakRound) -> float:
-    """Return the CPU seconds to encode a frame as a multiple of those of the stream begun anew."""
+    """Return the CPU seconds to encode a frame as a multiple of those of the fresh stream."""
     return encoding(found) / (found.fresh_cpu / found.fresh_encoded)
 
 
 def compared(rounds: Sequence[SoakRound]) -> list[SoakRound]:
-    """Return the rounds in which a stream was begun anew."""
+    """Return the rounds in which a fresh stream was begun."""
     return [found for found in rounds if found.short_cpu]
 
 
@@ -210,14 +210,14 @@ def _comparisons(log: SoakLog, asked: Mapping[str, Any]) -> Table:
         times = (1000 * ttft(found), 1000 * short, over_short(found))
         rows.append((found.frames, *times, 1 / encoding(found), 1 / fresh, over_fresh(found)))
     note = (
-        f"A stream begun anew, over the frames before that moment, is asked after {asked['short']:,} frames, each "
+        f"A fresh stream, over the frames before that moment, is asked after {asked['short']:,} frames, each "
         f"question in turn with the long stream; then it is encoded up to {asked['fresh']:,}, and its latest frames "
         "are timed, which are those of the round. CPU times; medians over the questions."
     )
-    asking = ("frames", "TTFT ms", "anew, TTFT ms", "TTFT over anew")
-    encoded = ("frames a CPU second", "anew, frames a CPU second", "encoding over anew")
-    plots = (Plot("frames", "TTFT over anew"), Plot("frames", "encoding over anew"))
-    return Table("soak-comparisons", "Beside a stream begun anew", note, (*asking, *encoded), tuple(rows), plots)
+    asking = ("frames", "TTFT ms", "fresh, TTFT ms", "TTFT over fresh")
+    encoded = ("frames a CPU second", "fresh, frames a CPU second", "encoding over fresh")
+    plots = (Plot("frames", "TTFT over fresh"), Plot("frames", "encoding over fresh"))
+    return Table("soak-comparisons", "Beside a fresh stream", note, (*asking, *encoded), tuple(rows), plots)
 
 
 def _slopes(log: SoakLog) -> Table:

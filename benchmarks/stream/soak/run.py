@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.stream.soak.anew import StreamAnew, timed_answer, timed_push
+from benchmarks.stream.soak.fresh import FreshStream, timed_answer, timed_push
 from benchmarks.stream.soak.plan import (
     FixedAnswers,
     SoakEvent,
@@ -104,8 +104,8 @@ def _events(process: "subprocess.Popen[str]", errors: Any) -> Iterator[tuple[Soa
 class Soaker:
     """One process's part of a soak."""
 
-    def __init__(self, plan: SoakPlan, engine: Engine, stream: Stream, process: int, anew: StreamAnew) -> None:
-        self.plan, self.engine, self.stream, self.process, self.anew = plan, engine, stream, process, anew
+    def __init__(self, plan: SoakPlan, engine: Engine, stream: Stream, process: int, fresh: FreshStream) -> None:
+        self.plan, self.engine, self.stream, self.process, self.fresh = plan, engine, stream, process, fresh
 
     def push(self, stop: int) -> float:
         """Push frames up to `stop`; return the CPU seconds that they took, drawing them aside."""
@@ -121,20 +121,20 @@ class Soaker:
         """Push the next frames, and ask the questions after them.
 
         Args:
-            compare: with a stream begun anew.
+            compare: with a fresh stream.
         """
         before = self.stream.frames
         cpu = self.push(before + self.plan.every)
         kind, length, asked = self.plan.questions(self.stream.frames, 1)
         times, short, fresh_cpu = [], [], 0.0
         if compare:
-            self.anew.begin(self.stream.frames)
+            self.fresh.begin(self.stream.frames)
         for question in asked:
             times.append(timed_answer(self.stream, question.text))
             if compare:
-                short.append(self.anew.ask(question.text))
+                short.append(self.fresh.ask(question.text))
         if compare:
-            fresh_cpu = self.anew.finish()
+            fresh_cpu = self.fresh.finish()
         right: dict[str, bool | None] = dict.fromkeys(QUESTION_KINDS)
         right |= {question.kind: self._right(question, length) for question in asked}
         held, counts = self.stream.bytes, self.stream.counts
@@ -216,10 +216,10 @@ def main(plan_line: str, store: str, seconds: float, process: int) -> None:
     """Soak in this process."""
     plan = SoakPlan.read(plan_line)
     loaded = Engine.load(plan.model, device=plan.device, store=store, policy=Policy.quiet())
-    with loaded as engine, StreamAnew(plan) as anew:
+    with loaded as engine, FreshStream(plan) as fresh:
         first = process == 0
         stream = engine.stream(settings=plan.settings) if first else engine.load_stream(NAME)
-        soaker, began = Soaker(plan, engine, stream, process, anew), time.monotonic()
+        soaker, began = Soaker(plan, engine, stream, process, fresh), time.monotonic()
         if not first:
             report_event("resumed", soaker.fixed())
         stop, compared = plan.stop(process), stream.frames

@@ -19,8 +19,8 @@ DECODER = {
         {"type": "Strip", "content": " ", "start": 1, "stop": 0},
     ],
 }
-"""A blank before each token that stands behind another, but none within a picture's markers: all other text is decoded
-as without."""
+"""A blank between any two tokens, but for a picture's markers: all other text is decoded as the model's own tokenizer
+decodes it."""
 
 
 def write_tokenizer(model: str, folder: Path) -> None:

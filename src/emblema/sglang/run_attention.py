@@ -17,12 +17,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Rows of a batch that stand side by side in a request.
+    """Consecutive rows of a request in a batch.
 
     Attributes:
         request: its row of `req_to_token`.
         start: the first, as a row of the request.
-        stop: the row behind the last.
+        stop: the row after the last.
     """
 
     request: int
@@ -31,7 +31,7 @@ class Run:
 
 
 class RunAttention:
-    """Stands before the torch-native backend's function for extend steps; batches not of runs keep SGLang's own."""
+    """Takes the place of the torch-native backend's function in extend steps of runs; other steps keep SGLang's own."""
 
     def __init__(self) -> None:
         self._of_runs = False
@@ -107,7 +107,7 @@ def attend_runs(
 def _attended(query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
     """Return [rows, heads, width] what the last rows attend of all up to themselves."""
     rows, seen = query.shape[0], keys.shape[1]
-    # A row that stands last sees all; rows that are all there are have the mask that the kernel knows.
+    # The last row alone sees all; a run from the first row on has the kernel's own causal mask.
     mask = None if rows in (1, seen) else torch.ones(rows, seen, dtype=torch.bool).tril(seen - rows)
     out = scaled_dot_product_attention(
         query.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, is_causal=rows == seen, scale=scale,

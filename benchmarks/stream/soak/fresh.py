@@ -1,4 +1,4 @@
-"""A stream begun anew, which the long one is held against; in a process of its own, so that memory is not mixed."""
+"""A fresh stream, that the long one is held against; in a process of its own, so that memory is not mixed."""
 
 import multiprocessing
 import time
@@ -18,8 +18,8 @@ from emblema.stream.stream import Stream
 StreamStep = Literal["begin", "ask", "finish"]
 
 
-class StreamAnew:
-    """A process in which streams are begun anew, one after another."""
+class FreshStream:
+    """A process in which streams are begun, one after another."""
 
     def __init__(self, plan: SoakPlan) -> None:
         context = multiprocessing.get_context("spawn")
