@@ -117,15 +117,23 @@ def _row(columns: Iterable[Any], cells: Iterable[Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """Return JSON without blanks; what is long and holds objects, or rows, has its parts in lines of their own."""
-    line = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    """Return JSON without blanks; what is long and holds objects has its parts in lines of their own, a row is one."""
+    line = _line(value)
     parted = "{" in line or (isinstance(value, list) and all(isinstance(part, list) for part in value))
     if len(line) <= WIDTH or not parted:
         return line
     if isinstance(value, dict):
+        table = value.keys() == {"columns", "rows"} and isinstance(value["rows"], list)
         first, last = "{}"
-        parts = [f"{json.dumps(name, ensure_ascii=False)}:{_text(part)}" for name, part in value.items()]
+        parts = [f"{_line(name)}:{_text(part)}" for name, part in value.items() if not (table and name == "rows")]
+        if table:
+            rows = (_text(row) if '"columns":' in _line(row) else _line(row) for row in value["rows"])
+            parts.append('"rows":[\n' + ",\n".join(rows) + "\n]")
     else:
         first, last = "[]"
         parts = [_text(part) for part in value]
     return f"{first}\n" + ",\n".join(parts) + f"\n{last}"
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -54,7 +54,10 @@ def test_rows_have_five_digits_and_none_for_what_is_no_number(tmp_path: Path) ->
 
 
 def test_a_row_is_a_line_and_columns_are_named_once(tmp_path: Path) -> None:
-    rows = [{"strategy": f"patch-{rank}", "eta": 1 / rank, "intervals": {"eta": [0.0, 1.0]}} for rank in range(1, 30)]
+    rows = [
+        {"strategy": f"patch-{rank}", "question": "what? " * 30, "kl": [0.0] * 9, "intervals": {"eta": [0.0, 1.0]}}
+        for rank in range(1, 30)
+    ]
     path = write_rows({**WHERE, "rows": [{"model": "one", "rows": rows}]}, tmp_path / "f.json")
     text = path.read_text(encoding="utf-8")
     assert all(sum(f'"{row["strategy"]}"' in line for line in text.splitlines()) == 1 for row in rows)
