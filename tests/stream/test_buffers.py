@@ -1,8 +1,10 @@
 """What a stream keeps on the host: rows as they were written, and a process that grows by no more than that."""
 
+import mmap
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy
 import pytest
@@ -11,6 +13,8 @@ import torch
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.stream.buffers import LEAST_MAPPED, grown, host_buffer
 from emblema.stream.host_rows import HostRows, RowFetcher, Transfers
+from emblema.stream.mosaic.centroids import FrameVectors
+from emblema.stream.mosaic.frame_keys import FrameKeys
 
 LAYOUT = LayerLayout(keys=(2, 4), values=(2, 4), rotary=None)
 TOKENS = 3
@@ -79,7 +83,34 @@ def test_a_buffer_that_grows_keeps_its_rows_and_zeros_follow(rows: int) -> None:
     held.copy_(torch.randn(rows, 2))
     larger = grown(held, 3)
     assert torch.equal(larger[:rows], held) and not larger[rows:].any() and len(larger) == rows + 3
+    assert not grown(held, 3, 1)[0].any() and torch.equal(grown(held, 3, 1)[1:rows], held[1:])
     assert larger.dtype == torch.float32 and grown(torch.zeros(0, 4, dtype=torch.uint8), 2).shape == (2, 4)
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the process's memory is read as Linux gives it")
+def test_memory_is_given_back_before_a_row() -> None:
+    keys, vectors, whole = FrameKeys(4, 4, 64), FrameVectors(), torch.randn(2**15, 4, 4, 64)
+    keys.add(range(7, 7 + len(whole)), whole)
+    for frame in range(7, 2007):
+        vectors.add(frame, torch.full((4096,), float(frame)))
+    before, bytes_before = resident(), keys.bytes + vectors.bytes
+    for start, until in ((7, 3), (7, 1500), (1500, 1900), (1900, 1000)):
+        for own in (keys, vectors):
+            own.clear(torch.arange(start, max(start, until)))
+            own.drop(until)
+    given = bytes_before - keys.bytes - vectors.bytes
+    assert given == 1893 * (16 * 66 + 2 * 4096) and before - resident() > 0.9 * given
+    assert torch.allclose(keys.of(torch.tensor([1900])), (whole - keys.centre)[1893:1894], atol=0.05)
+    keys.add(range(7 + len(whole), 7 + 2 * len(whole)), whole)
+    vectors.add(2007, torch.ones(4096))
+    assert not keys.of(torch.tensor([7, 1899])).any() and torch.equal(
+        keys.of(torch.tensor([2000])), keys.of(torch.tensor([2000 + len(whole)]))
+    )
+    assert [float(row[0]) for row in vectors.of([7, 1899, 1900, 2006, 2007])] == [0, 0, 1900, 2006, 1]
 
 
 GROWING = """

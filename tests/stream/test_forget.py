@@ -207,6 +207,8 @@ def test_what_is_too_old_goes(options: dict[str, Any], bound: Callable[[int], di
             stream.push(frames)
             line = stream.log.lines.line_bytes + stream.memory.frame_bytes
             logged = line + stream.memory.index_bytes + 8 * (2 + len(stream.memory.stores))
+            left = len(stream.memory.frames)
+            keys, clusters = stream.bytes.host["keys"] // left, stream.bytes.host["clusters"] // left
         with made.stream(**{**SMALL, **options, **bound(line)}) as stream:
             for number in range(200):
                 stream.push(frames[number % 30])
@@ -219,6 +221,7 @@ def test_what_is_too_old_goes(options: dict[str, Any], bound: Callable[[int], di
             # What is kept and a batch; memory is given back in buffers of up to 64 frames.
             most = 25 + SMALL["block"]
             assert own["rows"] + own["codes"] < (most + 64) * line
+            assert own["keys"] <= most * keys and own["clusters"] <= most * clusters
             # The log of the last save is there until the next one; half of each may be what was forgotten.
             assert sum(path.stat().st_size for path in logs(tmp_path)) <= 2 * (2 * most * logged + 32)
             stream.save("walk")
@@ -228,6 +231,7 @@ def test_what_is_too_old_goes(options: dict[str, Any], bound: Callable[[int], di
             now = stream.prefill(QUESTION)
             with made.load_stream("walk", template=False) as loaded:
                 assert loaded.prefill(QUESTION).equal(now)
+                assert loaded.bytes.host["keys"] == stream.bytes.host["keys"] <= most * keys
 
 
 def test_what_cannot_be_forgotten(tmp_path: Path) -> None:

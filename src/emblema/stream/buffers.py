@@ -2,11 +2,13 @@
 
 A large buffer in the allocator's heap leaves a gap when it is replaced by a larger one, and what comes to lie in the
 gap keeps it from being given back: the process then grows by more than its buffers do. A mapping goes back whole, and
-its pages take memory once they are written.
+its pages take memory once they are written. Those of rows that are of no use any more can be given back before.
 """
 
+import ctypes
 import math
 import mmap
+import sys
 
 import torch
 from torch import Tensor
@@ -24,9 +26,24 @@ def host_buffer(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(mapping, dtype=dtype).view(shape)
 
 
-def grown(held: Tensor, more: int) -> Tensor:
-    """Return a buffer with `more` rows of zeros after those of `held`, on its device."""
+def grown(held: Tensor, more: int, begin: int = 0) -> Tensor:
+    """Return a buffer with `more` rows of zeros after those of `held`, on its device; rows before `begin` are zeros."""
     shape = (len(held) + more, *held.shape[1:])
     larger = host_buffer(shape, held.dtype) if held.device.type == "cpu" else held.new_zeros(shape)
-    larger[: len(held)] = held
+    larger[begin : len(held)] = held[begin:]
     return larger
+
+
+def give_back(held: Tensor, begin: int, stop: int) -> None:
+    """Give back the memory of rows from `begin` and before `stop`, which are zeros, of a buffer on the host.
+
+    They stay zeros, and take memory again when they are written. Pages that other rows lie on too stay as they are.
+    """
+    if not sys.platform.startswith("linux"):
+        # Elsewhere such pages need not be zeros afterwards.
+        return
+    width = held[:1].nbytes
+    start = -(-(held.data_ptr() + begin * width) // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (held.data_ptr() + stop * width) // mmap.PAGESIZE * mmap.PAGESIZE
+    if start < end:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)

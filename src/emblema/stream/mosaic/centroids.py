@@ -8,7 +8,7 @@ centre is what all keys of a layer have in common; it is often much larger than 
 import torch
 from torch import Tensor
 
-from emblema.stream.buffers import grown, host_buffer
+from emblema.stream.buffers import give_back, grown, host_buffer
 
 KEY_MOST, VALUE_MOST, SCALES = 7, 127, torch.bfloat16
 UPWARD = 1 + 2**-7
@@ -220,21 +220,20 @@ class FrameVectors:
     """
 
     def __init__(self) -> None:
-        self.first = 0
-        self.count = 0
+        self.first = self.count = self._left = 0
         self._vectors = torch.zeros(0, 0)
 
     @property
     def bytes(self) -> int:
-        """Bytes on the host; spare rows are not written and take none."""
-        return self._vectors[: self.count].nbytes
+        """Bytes on the host; spare rows, and what was given back, take none."""
+        return self._vectors[self._left : self.count].nbytes
 
     def add(self, frame: int, vector: Tensor) -> None:
         """Add the vector of the next frame."""
         if self.count == 0:
             self.first, self._vectors = frame, host_buffer((16, vector.shape[0]), VECTORS)
         if self.count == len(self._vectors):
-            self._vectors = grown(self._vectors, max(16, len(self._vectors) // 2))
+            self._vectors = grown(self._vectors, max(16, len(self._vectors) // 2), self._left)
         most = torch.finfo(VECTORS).max
         self._vectors[self.count] = vector.to("cpu").clamp(-most, most)
         self.count += 1
@@ -247,13 +246,18 @@ class FrameVectors:
         """Overwrite vectors of frames [n] with zeros."""
         self._vectors[frames - self.first] = 0
 
+    def drop(self, until: int) -> None:
+        """Give back the memory of frames before `until`, whose vectors were cleared."""
+        left, self._left = self._left, max(self._left, min(until - self.first, self.count))
+        give_back(self._vectors, left, self._left)
+
     def index_of(self, frames: range) -> Tensor:
         """Return vectors of frames, as a view."""
         return self._vectors[frames.start - self.first : frames.stop - self.first]
 
     def restore(self, first: int, vectors: Tensor) -> None:
         """Go on from the vectors of frames from `first` on."""
-        self._vectors, self.first, self.count = vectors, first, len(vectors)
+        self._vectors, self.first, self.count, self._left = vectors, first, len(vectors), 0
 
 
 def _rounded(vectors: Tensor, most: int) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from emblema.stream.buffers import grown, host_buffer
+from emblema.stream.buffers import give_back, grown, host_buffer
 from emblema.stream.lines import LineField
 from emblema.stream.mosaic.kernel_loading import load_kernels
 from emblema.stream.mosaic.kernels import Kernels
@@ -35,15 +35,15 @@ class FrameKeys:
     def __init__(self, parts: int, heads: int, width: int, kernels: Kernels | None = None) -> None:
         self.kernels = kernels or load_kernels()
         self.parts, self.heads, self.width = parts, heads, width
-        self.first = self.count = 0
+        self.first = self.count = self._left = 0
         self._keys = torch.zeros(0, parts, heads, width, dtype=torch.int8)
         self._scales = torch.zeros(0, parts, heads, dtype=SCALES)
         self._centre: Tensor | None = None
 
     @property
     def bytes(self) -> int:
-        """Bytes on the host; spare rows are not written and take none."""
-        return self._keys[: self.count].nbytes + self._scales[: self.count].nbytes
+        """Bytes on the host; spare rows, and what was given back, take none."""
+        return self._keys[self._left : self.count].nbytes + self._scales[self._left : self.count].nbytes
 
     @property
     def rows(self) -> NDArray[numpy.int8]:
@@ -66,7 +66,7 @@ class FrameKeys:
         stop = self.count + len(keys)
         if stop > len(self._keys):
             more = max(stop, int(1.5 * len(self._keys))) - len(self._keys)
-            self._keys, self._scales = grown(self._keys, more), grown(self._scales, more)
+            self._keys, self._scales = (grown(own, more, self._left) for own in (self._keys, self._scales))
         away = keys - self._centre
         scales = (away.abs().amax(-1).clamp_min(1e-12) * UPWARD / MOST).to(SCALES)
         self._keys[self.count : stop] = (away / scales[..., None].float()).round().to(torch.int8)
@@ -77,6 +77,12 @@ class FrameKeys:
         """Overwrite keys of frames [n] with zeros."""
         self._keys[frames - self.first] = 0
         self._scales[frames - self.first] = 0
+
+    def drop(self, until: int) -> None:
+        """Give back the memory of frames before `until`, whose keys were cleared."""
+        left, self._left = self._left, max(self._left, min(until - self.first, self.count))
+        for own in (self._keys, self._scales):
+            give_back(own, left, self._left)
 
     def of(self, frames: Tensor) -> Tensor:
         """Return keys of frames [n] less the centre, [n, parts, heads, width] float32."""
@@ -141,4 +147,4 @@ class FrameKeys:
         """Go on from a saved state, and the keys of its frames; no frame has come yet."""
         self._keys, self._scales = keys, scales
         self._centre = state.tensors.get("centre")
-        self.first, self.count = state.facts["first"], len(self._keys)
+        self.first, self.count, self._left = state.facts["first"], len(self._keys), 0

@@ -101,6 +101,10 @@ class ClusterLevel(ABC):
         """Overwrite what frames [n] are known by."""
 
     @abstractmethod
+    def drop(self, until: int) -> None:
+        """Give back the memory of what frames before `until` were known by, which was overwritten."""
+
+    @abstractmethod
     def index_of(self, frames: range) -> list[Tensor]:
         """Return what frames are known by, as views."""
 
@@ -361,6 +365,9 @@ class SemanticLevel(ClusterLevel):
     def clear(self, frames: Tensor) -> None:
         self._values.clear(frames)
 
+    def drop(self, until: int) -> None:
+        self._values.drop(until)
+
     def _set_centre(self, values: Tensor) -> None:
         self._centre = values
         self.summaries.set_centre(self.keys.centre, values)
@@ -453,6 +460,9 @@ class VisualLevel(ClusterLevel):
 
     def clear(self, frames: Tensor) -> None:
         self._vectors.clear(frames)
+
+    def drop(self, until: int) -> None:
+        self._vectors.drop(until)
 
     def vectors_of(self, frames: Sequence[int]) -> Tensor:
         return self._vectors.of(list(frames))

@@ -124,10 +124,12 @@ class Mosaic(Method):
 
     def _clear(self, frames: list[int]) -> None:
         """Overwrite what frames have each for themselves."""
+        until = self._gone.first()
         for part in self._indexed:
             part.clear(torch.tensor(frames))
+            part.drop(until)
         for store in self.stores:
-            store.lines.drop(self._gone.first())
+            store.lines.drop(until)
             store.lines.clear(numpy.array(frames, dtype=numpy.int64))
 
     def _assign(self, frame: int) -> None:
@@ -310,6 +312,8 @@ class Mosaic(Method):
             for frames in since:
                 postings.add(frames)
         self.visual.restore(state.part("visual"), self.frames.start, vectors)
+        for part in self._indexed:
+            part.drop(self._gone.first())
 
 
 def _filled(means: Tensor, holes: list[bool]) -> Tensor:
