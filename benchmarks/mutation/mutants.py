@@ -53,8 +53,8 @@ ROOMS = {
     "vllm": Room(
         ("plugin/spans.py", "plugin/request_plan.py", "vllm/planner.py", "vllm/pages.py", "vllm/step_metadata.py"),
         (
-            *("tests/vllm/test_spans.py", "tests/vllm/test_pages.py", "tests/vllm/test_planner.py"),
-            *("tests/vllm/test_planning.py", "tests/vllm/test_request_plan.py"),
+            *("tests/plugin/test_spans.py", "tests/vllm/test_pages.py", "tests/vllm/test_planner.py"),
+            *("tests/vllm/test_planning.py", "tests/plugin/test_request_plan.py"),
         ),
     ),
 }

@@ -1,6 +1,5 @@
 """Rows that are read ahead: before a step takes them they are in memory, whole and verified, on every worker."""
 
-import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -10,7 +9,7 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
-from emblema.errors import EmblemaError, LoadError
+from emblema.errors import LoadError
 from emblema.kv.artifacts import Artifact
 from emblema.kv.layout import KVRows
 from emblema.kv.pairs import Composed
@@ -20,9 +19,9 @@ from emblema.link.taken_rows import LinkJob, ModelGeometry, Resources, RowSink, 
 from emblema.plugin.shards import ShardStore
 from emblema.plugin.spans import taken_rows
 from emblema.plugin.stored_pairs import StoredPairs
+from emblema.plugin.work_thread import log_failure
 from emblema.store.keys import ArtifactKey, ArtifactKind
 
-_log = logging.getLogger(__name__)
 ROOM_SECONDS = 0.5
 """How long an order waits for room in memory that other requests' rows take."""
 
@@ -181,8 +180,7 @@ class RowStager:
             except Exception as error:
                 # No error may end the server: the request is computed.
                 held.close()
-                unexpected = not isinstance(error, EmblemaError | OSError)
-                _log.warning("emblema: rows could not be read and are computed: %s", error, exc_info=unexpected)
+                log_failure("rows could not be read and are computed", error)
                 self._finish(order, None)
             else:
                 self._finish(order, made)

@@ -1,17 +1,15 @@
 """What is made of computed rows, behind the model: a thread of its own stores chunks and forms patches."""
 
-import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from queue import SimpleQueue
 
 import torch
 from torch import Tensor
 
-from emblema.errors import EmblemaError, LoadError
+from emblema.errors import LoadError
 from emblema.kv.chunk import Chunk
 from emblema.kv.host_copies import PendingCopies
 from emblema.kv.patch import form_patch
@@ -20,10 +18,10 @@ from emblema.link.prompt import Prompt, Segment
 from emblema.plugin.copied_rows import CopiedRows, layers_of
 from emblema.plugin.model_spec import ModelSpec
 from emblema.plugin.request_plan import PatchNeed
+from emblema.plugin.work_thread import WorkThread
 from emblema.store import Store
 from emblema.store.store import TenantStore
 
-_log = logging.getLogger(__name__)
 WAITING_PROMPTS = 16
 WAITING_BYTES = 256 * 2**20
 """Rows that may wait to be stored or formed into patches. A piece that alone is larger waits alone."""
@@ -66,9 +64,7 @@ class PieceKeeper:
         self._changed = threading.Lock()
         # Of the thread: prompts whose chunks are not all stored yet.
         self._prompts: deque[ComputedPrompt] = deque()
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="emblema-keep", daemon=True)
-        self._thread.start()
+        self._thread = WorkThread("emblema-keep", "a piece could not be kept")
 
     def take_room(self, size: int) -> bool:
         """Count rows that are to be copied; False where too many wait."""
@@ -80,38 +76,25 @@ class PieceKeeper:
 
     def keep_chunk(self, salt: bytes, chunk: Chunk, rows: PendingCopies, encoding: Tensor | None, size: int) -> None:
         """Store a chunk with its rows, for which room was taken, and with what the encoder made of it."""
-        self._work.put(partial(self._keep_chunk, salt, chunk, rows, encoding, size))
+        self._thread.put(partial(self._keep_chunk, salt, chunk, rows, encoding, size))
 
     def form_patches(self, prompt: ComputedPrompt) -> None:
         """Form the patches of a prompt once its chunks are stored; room was taken for its rows."""
-        self._work.put(partial(self._await_chunks, prompt))
+        self._thread.put(partial(self._await_chunks, prompt))
 
     def forget(self, salt: bytes, chunks: Sequence[str]) -> None:
         """Delete chunks once what was given before is stored, and form no patch of a prompt that waits for one."""
-        self._work.put(partial(self._forget, salt, frozenset(chunks)))
+        self._thread.put(partial(self._forget, salt, frozenset(chunks)))
 
     def drain(self) -> None:
         """Wait until all that was given so far is stored, or waits for chunks."""
-        done = threading.Event()
-        self._work.put(done.set)
-        done.wait()
+        self._thread.drain()
 
     def close(self) -> None:
         """Store what was given, and end the thread."""
-        self._work.put(None)
-        self._thread.join()
+        self._thread.close()
 
     # the thread
-
-    def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            try:
-                with torch.inference_mode():
-                    work()
-            except Exception as error:
-                # The server goes on without this piece.
-                unexpected = not isinstance(error, EmblemaError | OSError)
-                _log.warning("emblema: a piece could not be kept: %s", error, exc_info=unexpected)
 
     def _leave(self, size: int) -> None:
         with self._changed:

@@ -1,14 +1,12 @@
 """The worker's side: rows go from the store into pages before a forward, chunks and patches into the store after it."""
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from queue import SimpleQueue
 
 import torch
 from torch import Tensor
@@ -24,6 +22,7 @@ from emblema.plugin.model_spec import ModelSpec
 from emblema.plugin.shards import ShardStore, TenantShards
 from emblema.plugin.staging import RowStager, StagingOrder
 from emblema.plugin.stored_pairs import StoredPairs
+from emblema.plugin.work_thread import WorkThread, log_failure
 from emblema.vllm.pages import Pages
 from emblema.vllm.pair_learner import PairLearner
 from emblema.vllm.step_costs import StepWork
@@ -56,11 +55,6 @@ class WaitingPrompt:
     capture: PatchCapture
     copied: dict[int, CopiedRows]
     size: int
-
-
-def _log_failure(what: str, error: Exception) -> None:
-    """Log an error; an unexpected one with its trace."""
-    _log.warning("emblema: %s: %s", what, error, exc_info=not isinstance(error, EmblemaError | OSError))
 
 
 class KVWorker:
@@ -109,9 +103,7 @@ class KVWorker:
         self._prompts: deque[WaitingPrompt] = deque()
         self._stepped, self._form_from, self._read_from, self._closing = 0.0, 0.0, 0.0, False
         self._pressed = False
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="emblema-keep", daemon=True)
-        self._thread.start()
+        self._thread = WorkThread("emblema-keep", "a piece could not be kept")
 
     @property
     def spec(self) -> ModelSpec:
@@ -191,7 +183,7 @@ class KVWorker:
                     staged.write(self._spec, self.pages, slots, taken)
         except Exception as error:
             # No error may end the server: the rows are computed.
-            _log_failure("rows could not be written and are computed", error)
+            log_failure("rows could not be written and are computed", error)
             return False
         return True
 
@@ -243,7 +235,7 @@ class KVWorker:
             self._save(step, captured)
         except Exception as error:
             # A server that cannot store what it computes still serves.
-            _log_failure("rows could not be read", error)
+            log_failure("rows could not be read", error)
 
     def _save(self, step: StepMetadata, captured: Sequence[ChunkCapture]) -> None:
         row = self._spec.dtype.itemsize * sum(layout.features for layout in self._spec.layouts)
@@ -254,7 +246,7 @@ class KVWorker:
                     rows = self._read(capture.blocks, 0, capture.chunk.tokens)
                     output = self._encoder_output(capture.identifier)
                     encoding = self._copier.copy(() if output is None else (output,))
-                self._work.put(partial(self._put, capture, rows, encoding, size))
+                self._thread.put(partial(self._put, capture, rows, encoding, size))
         for prompt in step.patches:
             began = time.monotonic()
             if not prompt.alone and began < self._read_from:
@@ -268,7 +260,7 @@ class KVWorker:
                     copied = {
                         segment.start: self._read(prompt.blocks, segment.start, segment.stop) for segment in segments
                     }
-                self._work.put(partial(self._await_chunks, prompt, copied, size))
+                self._thread.put(partial(self._await_chunks, prompt, copied, size))
                 self._read_from = max(self._read_from, began + (time.monotonic() - began) / FORMING_SHARE)
 
     def _take_room(self, size: int) -> bool:
@@ -307,29 +299,17 @@ class KVWorker:
     def drain(self) -> None:
         """Wait until all that was read is stored and learnt from, or has failed to be."""
         self.learner.drain()
-        done = threading.Event()
-        self._work.put(done.set)
-        done.wait()
+        self._thread.drain()
 
     def close(self) -> None:
         """Store what was read, and what was learnt from it, and close the store."""
         self.learner.close()
         self.stager.close()
         self._closing = True
-        self._work.put(None)
-        self._thread.join()
+        self._thread.close()
         self.store.close()
 
     # the thread
-
-    def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            try:
-                with torch.inference_mode():
-                    work()
-            except Exception as error:
-                # The server goes on without this piece.
-                _log_failure("a piece could not be kept", error)
 
     def _put(self, capture: ChunkCapture, rows: PendingCopies, encoding: PendingCopies, size: int) -> None:
         try:

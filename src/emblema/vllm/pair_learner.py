@@ -1,19 +1,15 @@
 """The worker's side of the memory of pairs: rows that a reading computed in context are learnt from, on a thread."""
 
-import logging
-import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
 
 import torch
 from torch import Tensor
 
-from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
 from emblema.kv.host_copies import HostCopier, PendingCopies
 from emblema.kv.layout import KVRows, LayerRows
@@ -26,6 +22,7 @@ from emblema.models.attention import AntecedentAttention, attention_weights
 from emblema.plugin.model_spec import ModelSpec
 from emblema.plugin.staging import StagedRows
 from emblema.plugin.stored_pairs import StoredPairs, TenantPairs, unfit_for_pairs
+from emblema.plugin.work_thread import WorkThread, log_failure
 from emblema.session.pair_memory import PairMemory, PairSettings
 from emblema.session.pair_rows import noted_chunks, teaches, witnesses_of
 from emblema.session.pair_sampler import PairSampler
@@ -35,7 +32,6 @@ from emblema.vllm.pages import Pages
 from emblema.vllm.step_costs import StepWork
 from emblema.vllm.waiting_rows import WaitingRows
 
-_log = logging.getLogger(__name__)
 WAITING_BYTES = 64 * 2**20
 """Rows that may wait to be learnt from; those of a prompt that find no room are let go."""
 KEPT_BYTES = 64 * 2**20
@@ -105,7 +101,7 @@ class NotedShares:
             yield
         except Exception as error:
             self._failed = True
-            _log_failure("what rows attend is not known, and nothing is learnt from them", error)
+            log_failure("what rows attend is not known, and nothing is learnt from them", error)
         self.seconds = before + time.thread_time() - began
 
     def note(self, layer: int, run: Tensor, queries: Tensor, keys: Tensor, scale: float) -> None:
@@ -189,9 +185,9 @@ class PairLearner:
         # The learning thread's own.
         self._pairs = StoredPairs(store, spec)
         self._memories: OrderedDict[str, PairMemory] = OrderedDict()
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="emblema-learn", daemon=True)
-        self._thread.start()
+        self._thread = WorkThread(
+            "emblema-learn", "pairs could not be learnt", lambda: SECONDS if self._memories else None, self._write
+        )
 
     @property
     def noted_layers(self) -> frozenset[int]:
@@ -251,10 +247,10 @@ class PairLearner:
             copies = self._copier.copy([*(layer.keys for layer in rows), *(layer.values for layer in rows)])
         except Exception as error:
             self.waiting.leave(size)
-            _log_failure("rows could not be read, and nothing is learnt from them", error)
+            log_failure("rows could not be read, and nothing is learnt from them", error)
             return
         sampler = self._sampler(noted.salt)
-        self._work.put(partial(self._learn, ComputedRows(noted, shares, sampler, copies, size)))
+        self._thread.put(partial(self._learn, ComputedRows(noted, shares, sampler, copies, size)))
         sampler.budget.spend(noted.seconds + time.thread_time() - began)
 
     def _sampler(self, salt: bytes) -> PairSampler:
@@ -270,33 +266,15 @@ class PairLearner:
 
     def drain(self) -> None:
         """Wait until all that was taken is learnt from and written."""
-        done = threading.Event()
-        self._work.put(partial(self._write, now=True))
-        self._work.put(done.set)
-        done.wait()
+        self._thread.put(partial(self._write, now=True))
+        self._thread.drain()
 
     def close(self) -> None:
         """Learn from what was taken, and write it."""
-        self._work.put(partial(self._write, now=True))
-        self._work.put(None)
-        self._thread.join()
+        self._thread.put(partial(self._write, now=True))
+        self._thread.close()
 
     # the learning thread
-
-    def _run(self) -> None:
-        while True:
-            try:
-                work = self._work.get(timeout=SECONDS if self._memories else None)
-            except Empty:
-                work = self._write
-            if work is None:
-                return
-            try:
-                with torch.inference_mode():
-                    work()
-            except Exception as error:
-                # The server goes on without it.
-                _log_failure("pairs could not be learnt", error)
 
     def _learn(self, computed: ComputedRows) -> None:
         noted, shares = computed.noted, computed.shares
@@ -349,8 +327,3 @@ class PairLearner:
         """Write a tenant's pairs; they are read from the folder again when they are needed."""
         memory.flush()
         memory.release()
-
-
-def _log_failure(what: str, error: Exception) -> None:
-    """Log an error; an unexpected one with its trace."""
-    _log.warning("emblema: %s: %s", what, error, exc_info=not isinstance(error, EmblemaError | OSError))

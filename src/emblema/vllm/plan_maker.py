@@ -1,11 +1,9 @@
 """Plans of requests, made on a thread of their own, which alone reads the store."""
 
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
 
 from emblema.link.policy.choosing import Trial
 from emblema.link.policy.fidelity import FidelityLog
@@ -21,6 +19,7 @@ from emblema.plugin.request_plan import (
 )
 from emblema.plugin.stored import StoreMemory
 from emblema.plugin.stored_pairs import StoredPairs
+from emblema.plugin.work_thread import WorkThread
 from emblema.store import Store
 from emblema.vllm.lane_ledgers import LaneLedgers
 from emblema.vllm.pending_plan import PendingPlan
@@ -81,30 +80,19 @@ class PlanMaker:
         # By vLLM's name of a picture, the digest of what was shown under it; empty where that was not always the same.
         self._names: OrderedDict[str, str] = OrderedDict()
         self._sightings = PictureSightings()
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="emblema-plan", daemon=True)
-        self._thread.start()
+        self._thread = WorkThread("emblema-plan", "a prompt was not compared")
 
     def close(self) -> None:
         """End the thread."""
-        self._work.put(None)
-        self._thread.join(CLOSING_SECONDS)
+        self._thread.close(CLOSING_SECONDS)
 
     def begin(self, pending: PendingPlan) -> None:
         """Have a plan made; `pending.done` is set once it is there."""
-        self._work.put(partial(self._plan, pending))
+        self._thread.put(partial(self._plan, pending))
 
     def do(self, work: Callable[[], None]) -> None:
         """Have something done on the thread once the plans are made that were begun."""
-        self._work.put(work)
-
-    def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            try:
-                work()
-            except Exception:
-                # A server that cannot compare prompts still serves.
-                _log.exception("emblema: a prompt was not compared")
+        self._thread.put(work)
 
     def _plan(self, pending: PendingPlan) -> None:
         try:
