@@ -164,3 +164,16 @@ def test_a_clip_is_told_from_the_same_frames_at_another_pace() -> None:
     names = {stub(clip(seconds=seconds)).id for seconds in (None, 1.0, 2.5)}
     assert len(names) == 3
     assert stub(clip()).id != stub(clip(kind="image")).id
+
+
+def test_full_takes_nothing_and_looks_up_no_artifact(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, met = request("a", "b", strategy="full"), FrequencySketch()
+    put(store, request("a"))
+    put_patches(store, *keys_of(request("a")))
+    memory = StoreMemory(store)
+    monkeypatch.setattr(memory, "held_artifacts", lambda tenant, keys: pytest.fail("artifacts were looked up"))
+    made = plan_request(shown, ChunkStubs(SPEC), store.tenant(), memory, "auto", print, met)
+    assert (made.plan.strategy, made.cached, made.needs, made.remark) == ("full", CachedSpans(), (), None)
+    first, second = (chunk.id for _, chunk in made.prompt.chunk_segments)
+    assert [chunk.id for chunk in made.missing] == [second], "it is captured all the same"
+    assert met.estimate([first, second]) == 1, "it is counted all the same"

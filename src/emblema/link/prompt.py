@@ -1,9 +1,11 @@
 """A prompt as rows: parts of text and chunks, laid one after another, each row with its token, position and owner."""
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -133,6 +135,14 @@ class Prompt:
         return self.segments[-1].stop
 
     @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        return tuple(segment.start for segment in self.segments)
+
+    def segments_from(self, row: int) -> Iterator[Segment]:
+        """Yield the segment that holds a row, and those after it."""
+        return islice(self.segments, max(0, bisect_right(self._starts, row) - 1), None)
+
+    @cached_property
     def token_ids(self) -> Tensor:
         """[tokens] int64."""
         return torch.cat(
@@ -191,8 +201,17 @@ class Prompt:
 
     def antecedents(self, segment: Segment) -> tuple[str, ...]:
         """Return the ids of the chunks before a segment, in order, slid ones included."""
-        before = (other.part for other in self.segments if other.start < segment.start)
-        return tuple(part.name for part in before if isinstance(part, ChunkPart) and part.name)
+        return self._names_before[bisect_left(self._starts, segment.start)]
+
+    @cached_property
+    def _names_before(self) -> tuple[tuple[str, ...], ...]:
+        """The ids of the chunks before each segment, and before the end."""
+        before: list[tuple[str, ...]] = [()]
+        for segment in self.segments:
+            part = segment.part
+            named = (part.name,) if isinstance(part, ChunkPart) and part.name else ()
+            before.append(before[-1] + named)
+        return tuple(before)
 
     def until(self, row: int) -> "Prompt":
         """Return the prompt of the segments that end at or before a row."""

@@ -257,6 +257,10 @@ def plan_request(
     held = memory.held(store, [chunk.id for _, chunk in prompt.chunk_segments])
     missing = {chunk.id: chunk for _, chunk in prompt.chunk_segments if chunk.id not in held}
     name = request.options.get("strategy", default)
+    if name == "full":
+        # Whatever is stored, nothing is taken.
+        _count_sightings(prompt, met)
+        return RequestPlan(request, prompt, replace(plain, strategy=name), tuple(missing.values()))
     artifacts = StoredArtifacts(prompt, spec, store, memory, held, pairs)
     inputs = replace(inputs or PolicyInputs(), knows_pairs=artifacts.knows_pairs)
     may_read = name == "auto" and second_pass is None and (not missing or sightings_of_pictures is not None)
@@ -460,7 +464,7 @@ def build_prompt(request: ServedRequest, stubs: ChunkStubs) -> Prompt:
 
     A chunk has the family's markers around its picture too, where the prompt has them.
     """
-    tokens, (before, after) = request.token_ids, stubs.spec.markers
+    tokens, (before, after), salt = request.token_ids, stubs.spec.markers, request.store_salt
     parts: list[Part] = []
     row = 0
     for item in request.items:
@@ -468,7 +472,7 @@ def build_prompt(request: ServedRequest, stubs: ChunkStubs) -> Prompt:
         if start < 0 or (*tokens[start : item.start], *tokens[item.start + item.tokens : stop]) != (*before, *after):
             start, stop = item.start, item.start + item.tokens
         parts.append(TextPart(tuple(tokens[row:start])))
-        parts.append(ChunkPart(stubs.make(item, tokens[start:stop], item.start - start, request.store_salt)))
+        parts.append(ChunkPart(stubs.make(item, tokens[start:stop], item.start - start, salt)))
         row = stop
     return Prompt.of([*parts, TextPart(tuple(tokens[row:]))], stubs.spec.axes)
 

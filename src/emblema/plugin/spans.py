@@ -38,6 +38,8 @@ def unsupported_reason(plan: LinkPlan, second_pass: str | None = None) -> str | 
         return "some of its rows are absent"
     if any(part.stage or part.hidden or part.residual is not None for part in plan.ranges):
         return "its rows are computed in several steps, or blind to others"
+    if all(part.layers == (0, plan.layers) for part in plan.ranges):
+        return None
     computed = plan.sources() == 0
     if (computed != computed[:1]).any():
         return "rows are computed in some layers and taken in others"

@@ -39,12 +39,7 @@ class StoredArtifacts:
         pairs: StoredPairs | None = None,
     ) -> None:
         self._store, self._held, self._pairs = store, held, pairs
-        # By row, the key of each chunk's patch that is put together.
-        self._composed = {
-            segment.start: ArtifactKey(spec.fingerprint, chunk.id, before, ArtifactKind.PAIRS)
-            for segment, chunk, before in chunks_after(prompt)
-            if segment.start
-        }
+        self._prompt, self._model = prompt, spec.fingerprint
         # By chunk and row, the keys that its patch may have.
         self._keys: dict[tuple[str, int], tuple[ArtifactKey, ...]] = {}
         for segment, chunk, before in chunks_after(prompt):
@@ -66,6 +61,15 @@ class StoredArtifacts:
         if key not in self._read:
             self._read[key] = self._compose(key) if key.kind is ArtifactKind.PAIRS else self._store.find_artifact(key)
         return self._read[key]
+
+    @cached_property
+    def _composed(self) -> dict[int, ArtifactKey]:
+        """By row, the key of each chunk's patch that is put together."""
+        return {
+            segment.start: ArtifactKey(self._model, chunk.id, before, ArtifactKind.PAIRS)
+            for segment, chunk, before in chunks_after(self._prompt)
+            if segment.start
+        }
 
     @cached_property
     def _known(self) -> dict[str, ChunkPairs]:

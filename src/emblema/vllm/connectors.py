@@ -44,6 +44,7 @@ from emblema.vllm.quiet_work import QuietWork
 from emblema.vllm.serving import WORKER
 from emblema.vllm.shadow_canary import ShadowCanary
 from emblema.vllm.shadow_runs import AnswerNotes, ShadowRuns
+from emblema.vllm.shown_media import ShownMedia
 from emblema.vllm.side_rows import CaptureRuns
 from emblema.vllm.step_clock import StepClock
 from emblema.vllm.step_costs import StepCosts
@@ -107,7 +108,7 @@ class EmblemaConnector(KVConnectorBase_V1):
         self._make_worker: Callable[[Callable[[ModelSpec], Pages]], KVWorker] | None = None
         self._meter: StoreMeter | None = None
         self._prompts = PromptCounts()
-        self._digests = internals.MediaDigests()
+        self._shown = ShownMedia()
         self._blocks: Callable[[str], tuple[list[int], ...]] | None = None
         self._hash_block_size = 0
         # Beside the scheduler: requests that have not ended, and those of them that have not been scheduled yet.
@@ -322,12 +323,12 @@ class EmblemaConnector(KVConnectorBase_V1):
             self.quiet_work.quiet.arrive(time.monotonic())
         self._requests[request.request_id] = request
         self._waiting.add(request.request_id)
-        self._planner.announce(request.request_id, partial(internals.describe_request, request, self._digests))
+        self._planner.announce(request.request_id, partial(internals.describe_request, request, self._shown))
 
     def _prepare(self, request: Any) -> bool:
         """Return whether a request is planned; where it is not, wait for that a moment."""
         planner, name = self._planner, request.request_id
-        describe = partial(internals.describe_request, request, self._digests)
+        describe = partial(internals.describe_request, request, self._shown)
         if planner.prepare(name, describe):
             return True
         planner.await_plans(idle=len(self._requests) == len(self._waiting))

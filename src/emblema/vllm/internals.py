@@ -1,15 +1,12 @@
 """vLLM's private names, as they are in 0.32; `docs/vllm.md` lists them all."""
 
 import secrets
-import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from blake3 import blake3
 from torch import Tensor
 from vllm.config import CUDAGraphMode
 from vllm.forward_context import get_forward_context
@@ -21,47 +18,15 @@ from vllm.v1.core.sched.output import NewRequestData
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
 from emblema.link.prompt import Rows
-from emblema.plugin.media_digest import add_to_digest
 from emblema.plugin.request_plan import MediaItem, ServedRequest
 from emblema.vllm.captures import CaptureRequest
 from emblema.vllm.pages import LayerPages, PageCodes
-
-_SHOWN = "emblema 2026-11 vllm shown media 1"
-REMEMBERED_MEDIA = 1024
+from emblema.vllm.shown_media import ShownMedia
 
 
-class MediaDigests:
-    """Digests of what encoders are given, each made once while vLLM keeps that. Any thread may use it.
-
-    A feature's `identifier` may be a client's own `uuid`, so what is stored is named by this digest.
-    """
-
-    def __init__(self) -> None:
-        # By the object that vLLM keeps; the reference tells whether it is still that one.
-        self._made: OrderedDict[int, tuple[Any, str]] = OrderedDict()
-
-    def of(self, features: Sequence[Any]) -> list[str]:
-        """Return the digests of features; empty for one whose data are not there."""
-        return [self._of(feature.data) for feature in features]
-
-    def _of(self, data: Any) -> str:
-        if data is None or any(element.data is None for element in data.values()):
-            return ""
-        known, digest = self._made.get(id(data), (None, ""))
-        if known is None or known() is not data:
-            hasher = blake3(derive_key_context=_SHOWN)
-            for name in sorted(data):
-                add_to_digest(hasher, name)
-                add_to_digest(hasher, data[name].data)
-            digest = hasher.hexdigest()
-            self._made[id(data)] = (weakref.ref(data), digest)
-            if len(self._made) > REMEMBERED_MEDIA:
-                self._made.popitem(last=False)
-        return digest
-
-
-def describe_request(request: Any, digests: MediaDigests) -> ServedRequest:
+def describe_request(request: Any, shown: ShownMedia) -> ServedRequest:
     """Return what the plugin needs to know of vLLM's request."""
+    places = [shown.place(feature) for feature in request.mm_features]
     items = tuple(
         MediaItem(
             index,
@@ -69,11 +34,11 @@ def describe_request(request: Any, digests: MediaDigests) -> ServedRequest:
             feature.identifier,
             feature.mm_position.offset,
             feature.mm_position.length,
-            _grid(feature),
-            seconds=_seconds(feature),
+            place.grid(feature.modality),
+            seconds=place.seconds,
             runs=_runs(feature.mm_position),
         )
-        for index, feature in enumerate(request.mm_features)
+        for index, (feature, place) in enumerate(zip(request.mm_features, places, strict=True))
     )
     parameters = request.kv_transfer_params or {}
     options = parameters.get("emblema")
@@ -82,29 +47,10 @@ def describe_request(request: Any, digests: MediaDigests) -> ServedRequest:
         items,
         request.cache_salt,
         options if isinstance(options, dict) else {},
-        _refusal(request),
+        _refusal(request, items),
         request,
-        partial(digests.of, request.mm_features),
+        partial(shown.digests, request.mm_features),
     )
-
-
-def _grid(feature: Any) -> tuple[int, int, int] | None:
-    size = _value(feature, "video_grid_thw" if feature.modality == "video" else "image_grid_thw")
-    if size is None:
-        return None
-    frames, height, width = size.reshape(-1).tolist()
-    return frames, height, width
-
-
-def _seconds(feature: Any) -> float | None:
-    seconds = _value(feature, "second_per_grid_ts")
-    return None if seconds is None else float(seconds)
-
-
-def _value(feature: Any, name: str) -> Any:
-    """Return what the encoder is given under a name; None where it is given nothing."""
-    element = None if feature.data is None else feature.data.get(name)
-    return None if element is None else element.data
 
 
 def _runs(place: PlaceholderRange) -> tuple[tuple[int, int], ...]:
@@ -116,7 +62,7 @@ def _runs(place: PlaceholderRange) -> tuple[tuple[int, int], ...]:
     return tuple(zip(starts, stops, strict=True))
 
 
-def _refusal(request: Any) -> str | None:
+def _refusal(request: Any, items: Sequence[MediaItem]) -> str | None:
     sampling = request.sampling_params
     if sampling is None:
         return "a pooling request has no prompt to link"
@@ -128,13 +74,13 @@ def _refusal(request: Any) -> str | None:
         return "prompt_logprobs needs every row computed"
     if request.resumable:
         return "its prompt is still being written"
-    other = next((feature.modality for feature in request.mm_features if not _is_linked(feature)), None)
+    other = next((item.kind for item in items if not _is_linked(item)), None)
     return None if other is None else f"media of the kind {other} are not linked in this model"
 
 
-def _is_linked(feature: Any) -> bool:
+def _is_linked(item: MediaItem) -> bool:
     """Return whether media are of a kind that is linked: pictures, and videos that the model places on a grid."""
-    return feature.modality == "image" or (feature.modality == "video" and _grid(feature) is not None)
+    return item.kind == "image" or (item.kind == "video" and item.grid is not None)
 
 
 def rename_pages(request: Any, row: int, block_size: int) -> None:

@@ -122,10 +122,9 @@ class PlanMaker:
         if refusal is not None:
             self._log_once(f"a request is computed plainly: {refusal}")
             return None
-        store = self._store.tenant(request.store_salt)
-        met = self._met_by(request.store_salt)
-        self.memory.refresh()
         costs, salt = self._costs, request.store_salt
+        store, met = self._store.tenant(salt), self._met_by(salt)
+        self.memory.refresh()
         asked = request.options.get("strategy", self._strategy)
         if pending.trying is None:
             pending.trying = costs is not None and asked == "auto" and costs.due()

@@ -119,11 +119,7 @@ class LinkedStats(KVConnectorStats):
         self.data = dict[str, Any]()
 
     def aggregate(self, other: KVConnectorStats) -> "LinkedStats":
-        added = {
-            name: value if name.partition(" ")[0] in HELD else self.data.get(name, 0) + value
-            for name, value in other.data.items()
-        }
-        return LinkedStats({**self.data, **added})
+        return LinkedStats(_summed((self.data, other.data)))
 
     def reduce(self) -> dict[str, int | float]:
         return {name: self.data.get(name, 0) for name in COUNTERS}
@@ -177,7 +173,14 @@ class LinkedCounters(KVConnectorPromMetrics):
 
 def joined(parts: Iterable[Mapping[str, float]]) -> LinkedStats | None:
     """Return the sum of counts as one report; None where there is nothing to report."""
-    stats = LinkedStats({})
-    for part in parts:
-        stats = stats.aggregate(LinkedStats(dict(part)))
+    stats = LinkedStats(_summed(parts))
     return None if stats.is_empty() else stats
+
+
+def _summed(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sum of counts; of what is so now, the last that was told."""
+    told: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.items():
+            told[name] = value if name.partition(" ")[0] in HELD else told.get(name, 0) + value
+    return told

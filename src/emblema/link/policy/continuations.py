@@ -1,9 +1,9 @@
 """How often a later prompt begins with one that was met: conversations that are sent whole at each turn do."""
 
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 from blake3 import blake3
 
 from emblema.link.policy.margins import wilson_interval
@@ -74,7 +74,7 @@ def openings_of(prompt: Prompt) -> Iterator[bytes]:
         part = segment.part
         if isinstance(part, TextPart):
             digest.update(b"text %d " % part.tokens)
-            digest.update(np.array(part.token_ids, dtype=np.int64).tobytes())
+            digest.update(array("q", part.token_ids).tobytes())
         else:
             digest.update(f"chunk {part.name} {part.slid} ".encode())
             yield digest.digest()

@@ -156,7 +156,9 @@ def lay_out(
 def computed(prompt: Prompt, layers: int, start: int, stop: int) -> list[RowRange]:
     """Return ranges of rows computed in every layer; those of text are blind to slid chunks."""
     ranges = []
-    for segment in prompt.segments:
+    for segment in prompt.segments_from(start):
+        if segment.start >= stop:
+            break
         first, last = max(start, segment.start), min(stop, segment.stop)
         if first < last:
             slid = tuple(rows for rows in prompt.slid_rows if rows[0] < first)
