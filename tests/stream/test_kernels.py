@@ -17,7 +17,8 @@ from emblema.stream.mosaic import compiled, kernels
 from emblema.stream.mosaic.compiled import COLUMNS, LoopKernels
 from emblema.stream.mosaic.frame_keys import FrameKeys
 from emblema.stream.mosaic.kernel_loading import load_kernels
-from emblema.stream.mosaic.kernels import ArrayKernels, Marks, Scores
+from emblema.stream.mosaic.kernels import ArrayKernels, Asked, Marks
+from emblema.stream.mosaic.orders import Numbers, Scores
 from emblema.stream.mosaic.postings import PAGE, Postings
 from emblema.stream.mosaic.retrieval import choose_frames
 from emblema.stream.settings import StreamSettings, change_settings
@@ -25,6 +26,7 @@ from emblema.stream.settings import StreamSettings, change_settings
 SEEDS = st.integers(0, 10_000)
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 3 * COLUMNS))
 ARRAYS, LOOPS = ArrayKernels(), LoopKernels()
+NO_ENTRIES = numpy.zeros((0, 0), numpy.int64)
 
 
 def drawn(seed: int, shape: tuple[int, ...], coarse: bool) -> Scores:
@@ -33,13 +35,28 @@ def drawn(seed: int, shape: tuple[int, ...], coarse: bool) -> Scores:
     return numpy.round(found) if coarse else found
 
 
-@given(SEEDS, SHAPES, st.booleans(), st.floats(0, 1))
+def some_entries(seed: int, heads: int, count: int) -> Numbers:
+    """Return entries of heads, each has one or more and then none."""
+    made = numpy.random.default_rng(seed)
+    entries = numpy.sort(made.integers(0, 3 * count, (heads, count)), 1)
+    entries[numpy.arange(count) >= made.integers(1, count + 1, (heads, 1))] = -1
+    return entries
+
+
+def hidden(logits: Scores, entries: Numbers) -> Scores:
+    """Return logits, -inf where there is no entry."""
+    return numpy.where(entries[:, None] < 0, numpy.float32(-numpy.inf), logits) if len(entries) else logits.copy()
+
+
+@given(SEEDS, SHAPES, st.booleans(), st.booleans())
 def test_sums_of_exponentials_are_the_same_but_for_rounding(
-    seed: int, shape: tuple[int, int, int], coarse: bool, hidden: float
+    seed: int, shape: tuple[int, int, int], coarse: bool, several: bool
 ) -> None:
     logits = 10 * drawn(seed, shape, coarse)
-    logits[:, :, 1:][numpy.random.default_rng(seed).random((*shape[:2], shape[2] - 1)) < hidden] = -numpy.inf
-    assert_allclose(LOOPS.log_sum(logits), ARRAYS.log_sum(logits), rtol=2e-6, atol=2e-6)
+    entries = some_entries(seed, shape[0], shape[2]) if several else NO_ENTRIES
+    shown = hidden(logits, entries)
+    assert_allclose(compiled.log_sum(logits, entries), kernels.log_sum(shown), rtol=2e-6, atol=2e-6)
+    assert_array_equal(logits, shown)
 
 
 @given(SEEDS, SHAPES, st.booleans(), st.integers(0, 40), st.integers(1, 3 * COLUMNS))
@@ -73,11 +90,56 @@ def test_the_same_keys_are_collected_in_the_same_order(
     assert_array_equal(found[0], found[1])
 
 
+@given(SEEDS, st.integers(1, 3), st.integers(1, 40), st.integers(1, 70))
+def test_the_same_keys_are_gathered(seed: int, heads: int, width: int, count: int) -> None:
+    made = numpy.random.default_rng(seed)
+    keys = made.integers(-127, 128, (50 * heads, width)).astype(numpy.int8)
+    scales = torch.rand(len(keys), generator=torch.Generator().manual_seed(seed)).bfloat16().view(torch.int16).numpy()
+    entries = some_entries(seed, heads, count) % 50
+    found = [own.gather(keys, scales, entries) for own in (ARRAYS, LOOPS)]
+    assert found[1].shape == (heads, count, width)
+    assert_array_equal(found[0][entries >= 0], found[1][entries >= 0])
+
+
+@given(SEEDS, SHAPES, st.booleans(), st.booleans(), st.integers(1, 3), st.integers(1, 90), st.booleans())
+def test_the_same_lines_are_chosen_given_the_same_sums(
+    seed: int, shape: tuple[int, int, int], coarse: bool, several: bool, groups: int, budget: int, known: bool
+) -> None:
+    heads, rows, count = shape
+    made = numpy.random.default_rng(seed)
+    logits = drawn(seed, (heads, 2 * rows, count), coarse)
+    entries = some_entries(seed, heads, count) if several else None
+    sums = kernels.log_sum(hidden(logits, NO_ENTRIES if entries is None else entries))
+    least = sums + drawn(seed + 1, sums.shape, coarse) if known else None
+    asked = Asked(made.integers(0, groups, rows), groups, budget, True)
+    found = [own.choose(logits.copy(), least, entries, 3, asked) for own in (ARRAYS, SameSums())]
+    assert [own.tolist() for own in found[0]] == [own.tolist() for own in found[1]]
+    for own in found[0]:
+        assert len(set(own.tolist())) == len(own) <= budget
+
+
+def test_keys_that_are_not_placed_are_chosen_by_their_attention_alone() -> None:
+    logits, sums = (
+        numpy.array([[[9.0, 8.0, 1.0], [1.0, 2.0, 7.0]]], numpy.float32),
+        numpy.full((1, 2), 9.5, numpy.float32),
+    )
+    for placed, lines in ((True, [0, 2]), (False, [0, 1])):
+        asked = Asked(numpy.zeros(2, numpy.int64), 1, 2, placed)
+        assert [own.choose(logits.copy(), sums, None, 1, asked)[0].tolist() for own in (ARRAYS, LOOPS)] == 2 * [lines]
+
+
 class SameSums(LoopKernels):
     """Compiled kernels, but for sums of exponentials."""
 
-    def log_sum(self, logits: Scores) -> Scores:
-        return ARRAYS.log_sum(logits)
+    def choose(
+        self, logits: Scores, known: Scores | None, entries: Numbers | None, parts: int, asked: Asked
+    ) -> list[Numbers]:
+        every = NO_ENTRIES if entries is None else entries
+        shown = hidden(logits, every)
+        mass = kernels.log_sum(shown)
+        mass = mass if known is None else numpy.maximum(mass, known)
+        found = compiled.first_lines(shown, mass, every, parts, asked.groups, asked.count, asked.budget)
+        return [own[own >= 0] for own in found]
 
     def visit(
         self, products: Scores, lengths: Scores, reach: Scores, counts: Scores, wanted: int

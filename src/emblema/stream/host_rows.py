@@ -117,7 +117,7 @@ class HostRows:
     def count_transfer(self, frames: FrameNumbers, lines: Tensor, seconds: float) -> None:
         """Count lines that were copied to the device."""
         transfers = self.transfers
-        transfers.fetches += int((numpy.diff(frames, prepend=-2) > 1).sum())
+        transfers.fetches += min(1, len(frames)) + int(numpy.count_nonzero(frames[1:] - frames[:-1] > 1))
         transfers.fetched_bytes += lines.nbytes
         transfers.fetch_seconds += seconds
 

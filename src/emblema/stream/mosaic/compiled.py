@@ -15,12 +15,14 @@ from numba.extending import intrinsic
 from numpy import float32, int32
 from numpy.typing import NDArray
 
-from emblema.stream.mosaic.kernels import BIG, RANKS, ArrayKernels, Marks, Numbers, Scores, fill_up
+from emblema.stream.mosaic.kernels import BIG, RANKS, ArrayKernels, Asked, Marks, fill_up
+from emblema.stream.mosaic.orders import Numbers, Scores
 
 COLUMNS = 64
 """A row is looked at as a table of so many columns: the highest of each is found without a branch, and noted."""
 LOWEST, HIDDEN = float32(-87.0), float32(-BIG)
 LOG2E, LN2_HIGH, LN2_LOW = float32(1.44269504), float32(0.693359375), float32(-2.12194440e-4)
+NO_SCORES, NO_ENTRIES = numpy.zeros((0, 0), numpy.float32), numpy.zeros((0, 0), numpy.int64)
 LOOSE = {"reassoc", "nsz"}
 """Sums may be added in any order; no product is added without being rounded, as NumPy does not either."""
 
@@ -66,9 +68,9 @@ def note(row, columns):
         columns[column] = max(columns[column], row[full + column])
 
 
-@compiled("i8(f4[::1],f4[::1])")
+@compiled("Tuple((i8,f4))(f4[::1],f4[::1])")
 def take(row, columns):
-    """Return the place of a row's highest number, the first of several, and make it the lowest."""
+    """Return place and size of a row's highest number, the first of several, and make it the lowest."""
     highest = columns[0]
     for column in range(1, COLUMNS):
         highest = max(highest, columns[column])
@@ -80,13 +82,13 @@ def take(row, columns):
                     place = own
                     break
     if place == len(row):
-        return 0
+        return 0, float32(-numpy.inf)
     row[place] = -numpy.inf
-    column, highest = place % COLUMNS, float32(-numpy.inf)
+    column, second = place % COLUMNS, float32(-numpy.inf)
     for own in range(column, len(row), COLUMNS):
-        highest = max(highest, row[own])
-    columns[column] = highest
-    return place
+        second = max(second, row[own])
+    columns[column] = second
+    return place, highest
 
 
 @compiled("f4(f4[::1],f4[::1])")
@@ -99,15 +101,19 @@ def highest_of(row, columns):
     return highest
 
 
-@compiled("f4[:,::1](f4[:,:,::1])", fastmath=LOOSE)
-def log_sum(logits):
-    heads, queries, _ = logits.shape
+@compiled("f4[:,::1](f4[:,:,::1],i8[:,::1])", fastmath=LOOSE)
+def log_sum(logits, entries):
+    heads, queries, count = logits.shape
     found, columns = numpy.empty((heads, queries), numpy.float32), numpy.empty(COLUMNS, numpy.float32)
     for head in range(heads):
+        size = count
+        while len(entries) and size and entries[head, size - 1] < 0:
+            size -= 1
         for query in range(queries):
-            row = logits[head, query]
+            logits[head, query, size:] = -numpy.inf
+            row = logits[head, query, :size]
             highest, total = highest_of(row, columns), float32(0)
-            for place in range(len(row)):
+            for place in range(size):
                 total += exponential(row[place] - highest)
             found[head, query] = numpy.log(total) + highest
     return found
@@ -134,7 +140,7 @@ def visit(products, lengths, reach, counts, wanted, mass, seen, highest):
     for rank in range(1, RANKS + 1):
         for head in range(heads):
             for query in range(queries):
-                code = take(products[head, query], columns[head * queries + query])
+                code, _ = take(products[head, query], columns[head * queries + query])
                 if not seen[head, code]:
                     seen[head, code] = True
                     found[head] += 1
@@ -191,12 +197,87 @@ def collect(seen, shown, pages, begin, end, keys):
     return found[:, : sizes.max()].copy()
 
 
+@compiled("f4[:,:,::1](i1[:,::1],i2[::1],i8[:,::1])")
+def gather(keys, scales, entries):
+    heads, count = entries.shape
+    width = keys.shape[1]
+    found = numpy.empty((heads, count, width), numpy.float32)
+    for head in range(heads):
+        for place in range(count):
+            row = max(entries[head, place], 0) * heads + head
+            scale = int32(int32(scales[row]) << int32(16)).view(float32)
+            for column in range(width):
+                found[head, place, column] = scale * keys[row, column]
+    return found
+
+
+@compiled("i8[::1](f4[::1])")
+def rising(numbers):
+    """Return the places of numbers, the lowest first, equal ones as they come: NumPy's own takes seconds to compile."""
+    order, other = numpy.arange(len(numbers)), numpy.empty(len(numbers), numpy.int64)
+    width = 1
+    while width < len(numbers):
+        for start in range(0, len(numbers), 2 * width):
+            left, middle, stop = start, min(start + width, len(numbers)), min(start + 2 * width, len(numbers))
+            right = middle
+            for place in range(start, stop):
+                if left < middle and (right == stop or numbers[order[left]] <= numbers[order[right]]):
+                    other[place] = order[left]
+                    left += 1
+                else:
+                    other[place] = order[right]
+                    right += 1
+        order, other = other, order
+        width *= 2
+    return order
+
+
+@compiled("i8[:,::1](f4[:,:,::1],f4[:,::1],i8[:,::1],i8,i8[::1],i8,i8)")
+def first_lines(logits, mass, entries, parts, groups, count, budget):
+    """Return lines [groups, budget]; -1 for none."""
+    heads, queries, keys = logits.shape
+    chosen = numpy.full((count, budget), -1, numpy.int64)
+    columns = numpy.empty((heads, queries, COLUMNS), numpy.float32)
+    weights, lines = numpy.empty(heads * queries, numpy.float32), numpy.empty(heads * queries, numpy.int64)
+    for head in range(heads):
+        for query in range(queries):
+            note(logits[head, query], columns[head, query])
+    for group in range(count):
+        own, size = chosen[group], 0
+        for _ in range(keys):
+            found = 0
+            for head in range(heads):
+                for query in range(queries):
+                    if groups[query % len(groups)] != group:
+                        continue
+                    place, highest = take(logits[head, query], columns[head, query])
+                    if highest > -numpy.inf:
+                        weights[found] = max(mass[head, query] - highest, float32(0))
+                        lines[found] = (entries[head, place] if len(entries) else place) // parts
+                        found += 1
+            for index in rising(weights[:found]):
+                known = False
+                for line in own[:size]:
+                    known |= line == lines[index]
+                if not known and size < budget:
+                    own[size] = lines[index]
+                    size += 1
+            if found == 0 or size == budget:
+                break
+    return chosen
+
+
+@compiled("i8[:,::1](f4[:,:,::1],f4[:,::1],i8[:,::1],i8,i8[::1],i8,i8)")
+def choose(logits, known, entries, parts, groups, count, budget):
+    """Return lines [groups, budget]; -1 for none."""
+    mass = log_sum(logits, entries)
+    if len(known):
+        mass = numpy.maximum(mass, known)
+    return first_lines(logits, mass, entries, parts, groups, count, budget)
+
+
 class LoopKernels(ArrayKernels):
     """Compiled kernels, where a loop is quicker than an array's own operations."""
-
-    def log_sum(self, logits: Scores) -> Scores:
-        found: Scores = log_sum(logits)
-        return found
 
     def visit(
         self, products: Scores, lengths: Scores, reach: Scores, counts: Scores, wanted: int
@@ -219,3 +300,23 @@ class LoopKernels(ArrayKernels):
     ) -> Numbers:
         found: Numbers = collect(seen, shown, pages, begin, end, keys)
         return found
+
+    def gather(self, keys: NDArray[numpy.int8], scales: NDArray[numpy.int16], entries: Numbers) -> Scores:
+        found: Scores = gather(keys, scales, entries)
+        return found
+
+    def choose(
+        self, logits: Scores, known: Scores | None, entries: Numbers | None, parts: int, asked: Asked
+    ) -> list[Numbers]:
+        if not asked.placed:
+            return super().choose(logits, known, entries, parts, asked)
+        lines: Numbers = choose(
+            logits,
+            NO_SCORES if known is None else known,
+            NO_ENTRIES if entries is None else entries,
+            parts,
+            asked.groups,
+            asked.count,
+            asked.budget,
+        )
+        return [own if own[-1] >= 0 else own[own >= 0] for own in lines]

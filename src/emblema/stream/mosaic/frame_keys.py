@@ -8,7 +8,7 @@ from torch import Tensor
 from emblema.stream.buffers import give_back, grown, host_buffer
 from emblema.stream.lines import LineField
 from emblema.stream.mosaic.kernel_loading import load_kernels
-from emblema.stream.mosaic.kernels import Kernels
+from emblema.stream.mosaic.kernels import Kernels, rows_of
 from emblema.stream.state import StreamState
 
 MOST, SCALES = 127, torch.bfloat16
@@ -49,6 +49,11 @@ class FrameKeys:
     def rows(self) -> NDArray[numpy.int8]:
         """Keys less the centre by frame, part and head, [rows, width], without their scales; with spare ones."""
         return self._keys.view(-1, self.width).numpy()
+
+    @property
+    def _scale_bits(self) -> NDArray[numpy.int16]:
+        """Their scales, bit by bit."""
+        return self._scales.view(torch.int16).view(-1).numpy()
 
     @property
     def centre(self) -> Tensor:
@@ -96,7 +101,7 @@ class FrameKeys:
             entries: [lists, n], a frame's line times `parts`, and its part.
         """
         rows = entries * self.heads + heads[:, None]
-        keys, scales = self._gathered(rows.numpy()), self._scales.view(-1)[rows]
+        keys, scales = torch.from_numpy(rows_of(self.rows, rows.numpy())), self._scales.view(-1)[rows]
         return keys.float() * scales.float()[:, :, None]
 
     def logits(self, states: Tensor, entries: NDArray[numpy.int64]) -> Tensor:
@@ -106,27 +111,15 @@ class FrameKeys:
             states: [heads, queries, width], those of all query heads that share a key head.
             entries: [heads, n] as `of_heads`; -1 for none, whose product is of no use.
         """
-        rows = entries * self.heads + numpy.arange(self.heads)[:, None]
-        keys = self._gathered(rows).to(states.device)
-        scales = self._scales.view(torch.int16).numpy().reshape(-1).take(rows)
-        return self._products(states, keys.float().transpose(1, 2), torch.from_numpy(scales).view(SCALES))
-
-    def _gathered(self, rows: NDArray[numpy.int64]) -> Tensor:
-        """Return keys [..., width] int8 by their rows; copied eight bytes at a time where they are as long."""
-        kind = numpy.int64 if self.width % 8 == 0 else numpy.int8
-        lines = self.rows.view(kind)
-        return torch.from_numpy(lines.take(rows, axis=0).view(numpy.int8))
+        keys = torch.from_numpy(self.kernels.gather(self.rows, self._scale_bits, entries))
+        return states @ keys.to(states.device).transpose(1, 2)
 
     def logits_between(self, states: Tensor, low: int, high: int) -> Tensor:
         """Return `logits` of all keys of the lines from `low` to `high`, part by part."""
         keys = self._keys[low:high].to(states.device).float().flatten(0, 1).permute(1, 2, 0)
-        return self._products(states, keys, self._scales[low:high].flatten(0, 1).T)
-
-    @staticmethod
-    def _products(states: Tensor, keys: Tensor, scales: Tensor) -> Tensor:
-        """Return products with keys [heads, width, n] times their scales [heads, n]."""
         # Scales that are apart in memory take several times as long.
-        return (states @ keys).mul_(scales.contiguous().float().to(states.device)[:, None])
+        scales = self._scales[low:high].flatten(0, 1).T.float().contiguous()
+        return (states @ keys).mul_(scales.to(states.device)[:, None])
 
     @property
     def fields(self) -> tuple[LineField, LineField]:

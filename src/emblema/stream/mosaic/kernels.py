@@ -1,16 +1,35 @@
 """The loops of the search for frames: in NumPy, or compiled where Numba is installed (the extra `compiled`)."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy
+import torch
 from numpy.typing import NDArray
+
+from emblema.stream.mosaic.orders import KeyOrder, Numbers, Scores, best_lines
 
 BIG = float(numpy.finfo(numpy.float32).max)
 RANKS = 16
 """Codes of a query's order that are told apart."""
-Numbers = NDArray[numpy.int64]
-Scores = NDArray[numpy.float32]
 Marks = NDArray[numpy.bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who takes lines.
+
+    Attributes:
+        groups: [rows], who asks with each row. Queries of a head are those rows, once or several times over.
+        count: of groups.
+        budget: lines of a group.
+        placed: keys count by their place in their query's order.
+    """
+
+    groups: Numbers
+    count: int
+    budget: int
+    placed: bool
 
 
 class Kernels(Protocol):
@@ -18,9 +37,6 @@ class Kernels(Protocol):
 
     Arrays lie in memory one row after the other.
     """
-
-    def log_sum(self, logits: Scores) -> Scores:
-        """Return the logarithm of the sum of exponentials over the last axis of [heads, queries, n]."""
 
     def visit(
         self, products: Scores, lengths: Scores, reach: Scores, counts: Scores, wanted: int
@@ -57,12 +73,33 @@ class Kernels(Protocol):
             keys: [rows, width], by entry and head: those that are collected; they are not read, but may be made ready.
         """
 
+    def gather(self, keys: NDArray[numpy.int8], scales: NDArray[numpy.int16], entries: Numbers) -> Scores:
+        """Return keys times their scales, [heads, n, width]; of an entry -1 those of any.
+
+        Args:
+            keys: [rows, width], by entry and head.
+            scales: [rows], the bits of a bfloat16 each.
+            entries: [heads, n].
+        """
+
+    def choose(
+        self, logits: Scores, known: Scores | None, entries: Numbers | None, parts: int, asked: Asked
+    ) -> list[Numbers]:
+        """Return the lines that each group takes, in order; fewer than it may where there are no more.
+
+        All first keys of its queries come first, those that get more of their query's attention before others, then all
+        second ones, and so on. Where keys are not placed they come by attention alone.
+
+        Args:
+            logits: [heads, queries, n]; overwritten.
+            known: [heads, queries], the logarithm of all that a query attends, at least; None where nothing is known.
+            entries: [heads, n], a frame's line times `parts`, and its part; -1 after the last one of a head. None where
+                place and entry are the same.
+        """
+
 
 class ArrayKernels:
     """Kernels of a few calls to NumPy each."""
-
-    def log_sum(self, logits: Scores) -> Scores:
-        return log_sum(logits)
 
     def visit(
         self, products: Scores, lengths: Scores, reach: Scores, counts: Scores, wanted: int
@@ -107,6 +144,38 @@ class ArrayKernels:
         found = numpy.full((len(seen), int(sizes.max())), -1, dtype=numpy.int64)
         found[numpy.arange(found.shape[1]) < sizes[:, None]] = entries[inside]
         return found
+
+    def gather(self, keys: NDArray[numpy.int8], scales: NDArray[numpy.int16], entries: Numbers) -> Scores:
+        rows = entries * len(entries) + numpy.arange(len(entries))[:, None]
+        # Torch is several times as quick as NumPy at making these numbers longer.
+        found, own = torch.from_numpy(rows_of(keys, rows)), torch.from_numpy(scales.take(rows))
+        return found.float().mul_(own.view(torch.bfloat16).float()[:, :, None]).numpy()
+
+    def choose(
+        self, logits: Scores, known: Scores | None, entries: Numbers | None, parts: int, asked: Asked
+    ) -> list[Numbers]:
+        if entries is not None:
+            for own, count in zip(logits, (entries >= 0).sum(1).tolist(), strict=True):
+                own[:, count:] = -numpy.inf
+        mass = log_sum(logits)
+        if known is not None:
+            mass = numpy.maximum(mass, known)
+        groups = numpy.tile(asked.groups, logits.shape[1] // len(asked.groups))
+        order = KeyOrder(logits, mass, groups, asked.placed)
+        heads = numpy.arange(len(logits))[:, None, None]
+        while True:
+            places, weights = order.next(asked.budget)
+            lines = (places if entries is None else entries[heads, places]) // parts
+            chosen = best_lines(weights, lines, groups, asked.count, asked.budget, asked.placed)
+            if order.ended or all(len(own) == asked.budget for own in chosen):
+                return chosen
+
+
+def rows_of(keys: NDArray[numpy.int8], rows: Numbers) -> NDArray[numpy.int8]:
+    """Return keys [..., width] by their rows; copied eight bytes at a time where they are as long."""
+    kind = numpy.int64 if keys.shape[1] % 8 == 0 else numpy.int8
+    found: NDArray[numpy.int8] = keys.view(kind).take(rows, axis=0).view(numpy.int8)
+    return found
 
 
 def log_sum(logits: Scores, counts: Scores | None = None) -> Scores:

@@ -161,7 +161,10 @@ class Mosaic(Method):
         none = numpy.zeros(0, dtype=numpy.int64)
         chosen = self._choose(layer, query, visible) if retrieving else [none] * query.count
         recent = self._gone.live(max(visible.recent, self.frames.start), min(visible.high, self.frames.stop))
-        taken = numpy.unique(numpy.concatenate((*chosen, recent)))
+        # The frames of one group are in order.
+        taken = (
+            chosen[0] if len(chosen) == 1 and not len(recent) else numpy.unique(numpy.concatenate((*chosen, recent)))
+        )
         rows = self._rows(layer, query, taken)
         if retrieving and self._prefetching and layer + 1 < len(self.stores):
             self._prefetch(layer + 1, query, visible, taken)

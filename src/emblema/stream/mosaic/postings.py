@@ -14,7 +14,7 @@ from torch import Tensor
 from emblema.stream.buffers import grown
 from emblema.stream.mosaic.clusters import second_sides
 from emblema.stream.mosaic.frame_keys import FrameKeys
-from emblema.stream.mosaic.kernels import Numbers, Scores
+from emblema.stream.mosaic.orders import Numbers, Scores
 from emblema.stream.state import StreamState
 
 MEANS = torch.float16
@@ -57,6 +57,8 @@ class Postings:
         self._shown = torch.full((heads, 16, 1), -1, dtype=torch.int32)
         self._free: list[int] = []
         self._used = self._entries = 0
+        # Keys of a code that are visited, on average; None where that is not known.
+        self._visited: float | None = None
 
     @property
     def bytes(self) -> int:
@@ -71,6 +73,7 @@ class Postings:
 
     def add(self, frames: Sequence[int]) -> None:
         """Add frames, one or more, whose keys were added."""
+        self._visited = None
         numbers = torch.tensor(frames)
         keys = self._keys.of(numbers)
         states = keys.permute(2, 0, 1, 3).flatten(1, 2)
@@ -213,6 +216,7 @@ class Postings:
 
     def forget(self, frames: Sequence[int]) -> None:
         """Take the keys of frames, which are there still, out of their lists."""
+        self._visited = None
         parts, gone = self._keys.parts, torch.zeros(self._entries, dtype=torch.bool)
         gone.view(-1, parts)[torch.tensor(frames) - self._keys.first] = True
         for head, lists in enumerate(self._lists):
@@ -256,16 +260,16 @@ class Postings:
             sum over all keys, as `FrameKeys.logits` counts, by the codes' means: it comes out too small.
         """
         held = max(map(len, self._lists))
-        counts = self._counts.numpy()
-        kernels = self._keys.kernels
+        kernels, counts = self._keys.kernels, self._counts.numpy()
         products = (states @ self._means[:, :held].float().transpose(1, 2)).numpy()
         lengths = torch.linalg.vector_norm(states, dim=2).clamp_min_(1e-12).numpy()
-        # Of a long list no more than `SHOWN` pages are visited.
-        visited = float(numpy.minimum(counts, SHOWN * PAGE).sum()) / self.codes
+        if self._visited is None:
+            # Of a long list no more than `SHOWN` pages are visited.
+            self._visited = float(numpy.minimum(counts, SHOWN * PAGE).sum()) / self.codes
         parts, first = self._keys.parts, self._keys.first
         begin, end = (low - first) * parts, (high - first) * parts
         whole = begin <= 0 and end >= self._entries
-        wanted = math.ceil(FEWER * most / visited * (1 if whole else SPREAD))
+        wanted = math.ceil(FEWER * most / self._visited * (1 if whole else SPREAD))
         mass, seen = kernels.visit(products, lengths, self._reach.numpy(), counts, min(wanted, held))
         found = kernels.collect(seen, self._shown.numpy(), self._pages.numpy(), max(begin, 0), end, self._keys.rows)
         return found if whole else found[:, :most], mass
@@ -278,7 +282,7 @@ class Postings:
 
     def restore(self, state: StreamState) -> None:
         """Go on from a saved state; no frame has come yet."""
-        tensors = state.tensors
+        tensors, self._visited = state.tensors, None
         self._means, self._reach, self._counts = (tensors[name] for name in ("means", "reach", "counts"))
         self._pages, self._used, self._shown = tensors["pages"], len(tensors["pages"]), tensors["shown"]
         self._lists, self._free = state.facts["lists"], state.facts["free"]

@@ -1,7 +1,6 @@
 """What a query retrieves in one layer: single frames, or whole clusters in two stages (Mosaic, V-C)."""
 
 import math
-from itertools import islice
 
 import numpy
 import torch
@@ -12,14 +11,13 @@ from emblema.stream.forgotten import ForgottenFrames
 from emblema.stream.lines import FrameNumbers
 from emblema.stream.method import Centroids, Query, VisibleRange
 from emblema.stream.mosaic.frame_keys import FrameKeys
+from emblema.stream.mosaic.kernels import Asked
 from emblema.stream.mosaic.level import SemanticLevel
 from emblema.stream.mosaic.postings import Postings
 from emblema.stream.settings import StreamSettings
 
 Counts = NDArray[numpy.int64]
 Scores = NDArray[numpy.float32]
-RANKS = 16
-"""Places of a query's order that are looked at one after the other; where more are asked for they are sorted."""
 EXACT = 2
 """Times as many frames as postings would give are all compared: that takes about as long."""
 
@@ -47,8 +45,10 @@ def choose_frames(
         return [gone.live(low, high)] * query.count
     groups = query.groups.cpu().numpy()
     asking = numpy.flatnonzero(groups >= 0)
-    rows = numpy.tile(groups[asking], query.states.shape[0] // keys.heads)
-    states = query.states[:, torch.from_numpy(asking)].reshape(keys.heads, -1, keys.width)
+    start, stop = (asking[0], asking[-1] + 1) if len(asking) else (0, 0)
+    # Who asks mostly follow one another.
+    own = query.states[:, start:stop] if len(asking) == stop - start else query.states[:, torch.from_numpy(asking)]
+    states = own.reshape(keys.heads, -1, keys.width)
     most = math.ceil(settings.ablation.pool * budget) * parts
     whole = (low, high) == (keys.first, keys.first + keys.count)
     entries: Counts | None = None
@@ -59,113 +59,16 @@ def choose_frames(
             # The lists that were visited have too little of this span.
             entries, known = None, None
     if entries is None and live < high - low:
-        lines = (gone.live(low, high) - keys.first)[:, None] * parts + numpy.arange(parts)
-        entries = numpy.broadcast_to(lines.ravel(), (keys.heads, lines.size))
+        every = (gone.live(low, high) - keys.first)[:, None] * parts + numpy.arange(parts)
+        entries = numpy.tile(every.ravel(), (keys.heads, 1))
     if entries is None:
-        logits = keys.logits_between(states, low - keys.first, high - keys.first)
+        logits, begin = keys.logits_between(states, low - keys.first, high - keys.first), low
     else:
-        logits = keys.logits(states, entries)
-    compared = logits.cpu().numpy()
-    if entries is not None:
-        for own, found in zip(compared, (entries >= 0).sum(1).tolist(), strict=True):
-            own[:, found:] = -numpy.inf
-    mass = keys.kernels.log_sum(compared)
-    if known is not None and whole:
-        # Both are too small: that of the keys found, and that of all codes by their means.
-        mass = numpy.maximum(mass, known)
-    order = KeyOrder(compared, mass, rows, settings.ablation.scoring != "attention")
-    while True:
-        places, scores = order.next(budget)
-        if entries is None:
-            lines = places // parts + (low - keys.first)
-        else:
-            lines = entries[numpy.arange(keys.heads)[:, None, None], places] // parts
-        chosen = _best_lines(scores, lines, rows, query.count, budget)
-        if order.ended or all(len(own) == budget for own in chosen):
-            return [numpy.sort(own) + keys.first for own in chosen]
-
-
-class KeyOrder:
-    """The keys of every query, those that it attends most first.
-
-    Args:
-        logits: [heads, queries, keys]; overwritten.
-        mass: [heads, queries], the logarithm of all that a query attends.
-        groups: [queries], who asks.
-        placed: count a key by its place in its query's order; else by its attention alone, and all of them at once.
-
-    Attributes:
-        ended: all keys were returned.
-    """
-
-    def __init__(self, logits: Scores, mass: Scores, groups: Counts, placed: bool) -> None:
-        self.ended = False
-        self._logits, self._mass, self._placed = logits, mass[:, :, None], placed
-        self._each = math.ceil(len(groups) * logits.shape[0] / max(1, int(groups.max(initial=0)) + 1))
-        # By query of each head and rank.
-        shape = (logits.shape[0] * logits.shape[1], min(RANKS, logits.shape[2]))
-        self._places, self._values = numpy.empty(shape, dtype=numpy.int64), numpy.empty(shape, dtype=numpy.float32)
-        self._ranks = 0
-
-    def next(self, budget: int) -> tuple[Counts, Scores]:
-        """Return places [heads, queries, n] of the first keys, and a score of each, the lowest best; inf is none.
-
-        Every call returns more, until all were returned.
-
-        Args:
-            budget: keys that each group needs.
-        """
-        known, count = self._ranks, self._logits.shape[2]
-        if known >= RANKS or not self._placed:
-            return self._sorted()
-        more = min(RANKS - known, 2 if known else 1 + math.ceil(budget / max(1, self._each)), count - known)
-        flat = self._logits.reshape(-1, count)
-        every, starts = flat.reshape(-1), numpy.arange(0, flat.size, count)
-        for rank in range(known, known + more):
-            best = flat.argmax(1)
-            self._places[:, rank] = best
-            best += starts
-            self._values[:, rank] = every[best]
-            every[best] = -numpy.inf
-        self._ranks = known + more
-        self.ended = self._ranks == count
-        return self._scored(self._places[:, : self._ranks], self._values[:, : self._ranks])
-
-    def _sorted(self) -> tuple[Counts, Scores]:
-        flat = self._logits.reshape(-1, self._logits.shape[2])
-        # Last ones first: where none was left a place that was returned before came again.
-        for rank in reversed(range(self._ranks)):
-            flat[numpy.arange(len(flat)), self._places[:, rank]] = self._values[:, rank]
-        self.ended = True
-        order = numpy.argsort(-flat, axis=1, kind="stable")
-        return self._scored(order, numpy.take_along_axis(flat, order, 1))
-
-    def _scored(self, places: Counts, values: Scores) -> tuple[Counts, Scores]:
-        heads, queries, _ = self._logits.shape
-        found = values.reshape(heads, queries, -1)
-        scores = -numpy.exp(numpy.minimum(found - self._mass, 0))
-        if self._placed:
-            scores += numpy.arange(1, found.shape[2] + 1, dtype=numpy.float32)
-        scores[found == -numpy.inf] = numpy.inf
-        return places.reshape(found.shape), scores
-
-
-def _best_lines(scores: Scores, lines: Counts, groups: Counts, count: int, budget: int) -> list[Counts]:
-    """Return for each group the `budget` lines of the lowest scores, in no order; fewer where there are no more.
-
-    Args:
-        scores, lines: [heads, queries, ranks]; what has the score inf is none.
-        groups: [queries], who asks.
-        count: groups.
-    """
-    chosen = []
-    for group in range(count):
-        mine = slice(None) if count == 1 else groups == group
-        own, found = lines[:, mine].ravel(), scores[:, mine].ravel()
-        order = numpy.argsort(found, kind="stable")[: numpy.count_nonzero(found < numpy.inf)]
-        known = dict.fromkeys(own[order].tolist())
-        chosen.append(numpy.fromiter(islice(known, budget), dtype=numpy.int64))
-    return chosen
+        logits, begin = keys.logits(states, entries), keys.first
+    asked = Asked(groups[asking], query.count, budget, settings.ablation.scoring != "attention")
+    # Both are too small: the sum over the keys found, and that over all codes by their means.
+    lines = keys.kernels.choose(logits.cpu().numpy(), known if whole else None, entries, parts, asked)
+    return [numpy.sort(own) + begin for own in lines]
 
 
 def choose_clusters(
