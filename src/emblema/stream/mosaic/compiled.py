@@ -20,6 +20,8 @@ from emblema.stream.mosaic.orders import Numbers, Scores
 
 COLUMNS = 64
 """A row is looked at as a table of so many columns: the highest of each is found without a branch, and noted."""
+AHEAD = 64
+"""Keys that are asked for before they are read."""
 LOWEST, HIDDEN = float32(-87.0), float32(-BIG)
 LOG2E, LN2_HIGH, LN2_LOW = float32(1.44269504), float32(0.693359375), float32(-2.12194440e-4)
 NO_SCORES, NO_ENTRIES = numpy.zeros((0, 0), numpy.float32), numpy.zeros((0, 0), numpy.int64)
@@ -165,10 +167,10 @@ def prefetch(typing_context, address):
 
 
 @compiled(
-    "i8[:,::1](b1[:,::1],i4[:,:,::1],i2[:,::1],i8,i8,i1[:,::1])",
-    "i8[:,::1](b1[:,::1],i4[:,:,::1],i4[:,::1],i8,i8,i1[:,::1])",
+    "i8[:,::1](b1[:,::1],i4[:,:,::1],i2[:,::1],i8,i8)",
+    "i8[:,::1](b1[:,::1],i4[:,:,::1],i4[:,::1],i8,i8)",
 )
-def collect(seen, shown, pages, begin, end, keys):
+def collect(seen, shown, pages, begin, end):
     heads, codes = seen.shape
     lists, sizes = numpy.zeros(heads, numpy.int64), numpy.zeros(heads, numpy.int64)
     own = numpy.empty((heads, codes * shown.shape[2]), numpy.int64)
@@ -183,7 +185,6 @@ def collect(seen, shown, pages, begin, end, keys):
                         prefetch(at + page * pages.strides[0])
     room = lists.max() * pages.shape[1]
     found = numpy.empty((heads, room), numpy.int64)
-    at = keys.ctypes.data
     for head in range(heads):
         size = 0
         for index in range(lists[head]):
@@ -191,7 +192,6 @@ def collect(seen, shown, pages, begin, end, keys):
                 if begin <= entry < end:
                     found[head, size] = entry
                     size += 1
-                    prefetch(at + (entry * heads + head) * keys.strides[0])
         found[head, size:] = -1
         sizes[head] = size
     return found[:, : sizes.max()].copy()
@@ -202,8 +202,13 @@ def gather(keys, scales, entries):
     heads, count = entries.shape
     width = keys.shape[1]
     found = numpy.empty((heads, count, width), numpy.float32)
+    keys_at, scales_at = keys.ctypes.data, scales.ctypes.data
     for head in range(heads):
         for place in range(count):
+            if place + AHEAD < count:
+                later = entries[head, place + AHEAD] * heads + head
+                prefetch(keys_at + later * keys.strides[0])
+                prefetch(scales_at + later * scales.strides[0])
             row = max(entries[head, place], 0) * heads + head
             scale = int32(int32(scales[row]) << int32(16)).view(float32)
             for column in range(width):
@@ -296,9 +301,8 @@ class LoopKernels(ArrayKernels):
         pages: NDArray[numpy.integer],
         begin: int,
         end: int,
-        keys: NDArray[numpy.int8],
     ) -> Numbers:
-        found: Numbers = collect(seen, shown, pages, begin, end, keys)
+        found: Numbers = collect(seen, shown, pages, begin, end)
         return found
 
     def gather(self, keys: NDArray[numpy.int8], scales: NDArray[numpy.int16], entries: Numbers) -> Scores:

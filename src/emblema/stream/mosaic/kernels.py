@@ -61,7 +61,6 @@ class Kernels(Protocol):
         pages: NDArray[numpy.integer],
         begin: int,
         end: int,
-        keys: NDArray[numpy.int8],
     ) -> Numbers:
         """Return the keys from `begin` and before `end` on the pages of codes, [heads, n], then -1.
 
@@ -70,7 +69,6 @@ class Kernels(Protocol):
             shown: [heads, codes or more, n], pages of a code; -1 for none.
             pages: [pages, n], keys of each; -1 for none.
             begin: at least 0.
-            keys: [rows, width], by entry and head: those that are collected; they are not read, but may be made ready.
         """
 
     def gather(self, keys: NDArray[numpy.int8], scales: NDArray[numpy.int16], entries: Numbers) -> Scores:
@@ -131,7 +129,6 @@ class ArrayKernels:
         pages: NDArray[numpy.integer],
         begin: int,
         end: int,
-        keys: NDArray[numpy.int8],
     ) -> Numbers:
         owners, codes = seen.nonzero()
         own = shown[owners, codes]

@@ -271,7 +271,7 @@ class Postings:
         whole = begin <= 0 and end >= self._entries
         wanted = math.ceil(FEWER * most / self._visited * (1 if whole else SPREAD))
         mass, seen = kernels.visit(products, lengths, self._reach.numpy(), counts, min(wanted, held))
-        found = kernels.collect(seen, self._shown.numpy(), self._pages.numpy(), max(begin, 0), end, self._keys.rows)
+        found = kernels.collect(seen, self._shown.numpy(), self._pages.numpy(), max(begin, 0), end)
         return found if whole else found[:, :most], mass
 
     def state(self) -> StreamState:
