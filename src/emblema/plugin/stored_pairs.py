@@ -61,10 +61,11 @@ class StoredPairs:
             self._version = version
             self._found.clear()
             self._unknown.clear()
-        if sum(pairs.bytes for _, pairs in self._read.values()) > MOST_BYTES:
+        unknown = [chunk for chunk in asked if (tenant.owner, chunk) not in self._found]
+        if unknown and sum(pairs.bytes for _, pairs in self._read.values()) > MOST_BYTES:
             self._read.clear()
             self._found.clear()
-        unknown = [chunk for chunk in asked if (tenant.owner, chunk) not in self._found]
+            unknown = asked
         if unknown:
             found = self._look_up(tenant, unknown)
             self._found |= {(tenant.owner, chunk): found.get(chunk) for chunk in unknown}
