@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vllm.multimodal.inputs import PlaceholderRange
 from vllm.v1.core.sched.output import NewRequestData
 
+from emblema.errors import EmblemaError
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.models.attention import QuestionAttention
 from emblema.vllm import internals
@@ -168,15 +169,20 @@ def test_more_rows_than_are_worked_out_at_once_are_all_computed(bench: Bench) ->
     assert question.readings is None
 
 
+@pytest.mark.parametrize("in_runs", [False, True])
 @pytest.mark.parametrize("parts", [[(6, *range(*QUESTION))], [(6, 9, 17), (18, 19, 20, 21), (22,)]])
-def test_readings_are_those_of_the_whole_question(bench: Bench, parts: list[tuple[int, ...]]) -> None:
+def test_readings_are_those_of_the_whole_question(bench: Bench, parts: list[tuple[int, ...]], in_runs: bool) -> None:
+    if in_runs:
+        # The backend's kernel writes what they attend, so nobody else does.
+        bench.monkeypatch.setattr("emblema.vllm.packed_rows.in_runs", lambda *given: {"split": True})
     packing = bench.packing()
     question = NotedQuestion(QUESTION, packing.layers, torch.device("cpu"))
     for part in parts:
         assert question.readings is None
         pack = bench.pack(*part, question=question)
-        bench.step(packing, pack)
-        assert packing.is_complete(pack)
+        made = bench.step(packing, pack)
+        assert packing.is_complete(pack) and hasattr(bench.metadata, "split") == in_runs
+        assert all(bool((output == 0.5).all()) == in_runs for output in made.outputs)
         packing.end_step()
     own = QuestionAttention(QUESTION[1] - QUESTION[0], ROWS, torch.device("cpu"))
     for layer in range(LAYERS):
@@ -216,6 +222,16 @@ def test_what_cannot_be_computed_fails_those_rows_alone(bench: Bench) -> None:
     bench.step(packing, fine, strange, other)
     assert strange.failed and packing.last_logits(strange) is None and other.failed
     assert packing.is_complete(fine) and packing.last_logits(fine) is not None
+
+
+def test_rows_whose_batch_cannot_be_split_fail(bench: Bench) -> None:
+    def refuse(*given: Any) -> None:
+        raise EmblemaError("no")
+
+    bench.monkeypatch.setattr("emblema.vllm.packed_rows.in_runs", refuse)
+    packing, pack = bench.packing(), bench.pack(7, 9, 22)
+    bench.step(packing, pack)
+    assert pack.failed and packing.last_logits(pack) is None
 
 
 def replace_positions(pack: PackedRows, positions: Tensor) -> PackedRows:

@@ -321,6 +321,22 @@ def step_context() -> tuple[Any, list[Tensor]]:
     return next(iter(context.attn_metadata.values())), list(slots.values())
 
 
+def change_metadata(changes: Callable[[Any], dict[str, Any] | None]) -> bool:
+    """Have the attention metadata of the forward under way say something else; return whether they do.
+
+    Args:
+        changes: returns what of them is to be changed, by name; None where they are to stay as they are.
+    """
+    held = {id(each): each for each in get_forward_context().attn_metadata.values()}
+    made = [(each, changes(each)) for each in held.values()]
+    if any(told is None for _, told in made):
+        return False
+    for each, told in made:
+        for name, value in (told or {}).items():
+            setattr(each, name, value)
+    return True
+
+
 def rows_in_batch(metadata: Any, block_size: int) -> Callable[[Sequence[int], Rows], int]:
     """Return a function that finds a virtual request in the batch, by its pages and its rows of the prompt.
 

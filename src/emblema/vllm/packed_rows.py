@@ -18,8 +18,10 @@ from torch import Tensor
 from emblema.errors import EmblemaError
 from emblema.kv.layout import LayerRows
 from emblema.link.prompt import Rows
+from emblema.link.second_pass import runs_of
 from emblema.models.attention import QuestionAttention, QuestionReadings
 from emblema.vllm import internals
+from emblema.vllm.kernel_runs import PromptRuns, in_runs
 from emblema.vllm.pages import PagePlaces, Pages, RowPlaces
 from emblema.vllm.pair_learner import NotedShares
 
@@ -113,6 +115,7 @@ class PackedRows:
         question: takes what those of its rows attend that are among them; None where that is not noted.
         shares: takes what rows attend of chunks; None where that is not noted.
         place: the first of the rows in the batch, once that is known.
+        in_runs: whether the backend's kernel attends what they attend.
         attended: where the rows that they attend lie in pages, once that is known.
         parts: whose attention is worked out at once, once that is known.
         layers: in how many layers they have attended.
@@ -126,6 +129,7 @@ class PackedRows:
     question: NotedQuestion | None = None
     shares: NotedShares | None = None
     place: int | None = field(default=None, init=False)
+    in_runs: bool = field(default=False, init=False)
     attended: RowPlaces | PagePlaces | None = field(default=None, init=False)
     parts: tuple[WeighedRows, ...] = field(default=(), init=False)
     layers: int = field(default=0, init=False)
@@ -197,7 +201,7 @@ class PackedForward:
         self._model, self._pages, self._block_size = model, pages, block_size
         self._packs: Sequence[PackedRows] = ()
         self._hidden: Tensor | None = None
-        self.layers = len(layers)
+        self.layers, self._layers = len(layers), layers
         self._refusal = next(filter(None, map(internals.unlike_attention, layers)), None)
         self._ends = [internals.add_to_attention(layer, self._attending(number)) for number, layer in enumerate(layers)]
         self._ends.append(model.register_forward_pre_hook(self._place_all, with_kwargs=True).remove)
@@ -243,9 +247,12 @@ class PackedForward:
         try:
             work()
         except Exception as error:
-            pack.failed = True
-            expected = isinstance(error, EmblemaError)
-            _log.warning("emblema: packed rows could not be computed: %s", error, exc_info=not expected)
+            self._fail(pack, error)
+
+    def _fail(self, pack: PackedRows, error: Exception) -> None:
+        pack.failed = True
+        expected = isinstance(error, EmblemaError)
+        _log.warning("emblema: packed rows could not be computed: %s", error, exc_info=not expected)
 
     def _place_all(self, model: Any, given: Any, named: Mapping[str, Any]) -> None:
         @cache
@@ -255,6 +262,20 @@ class PackedForward:
 
         for pack in self._packs:
             self._guarded(pack, lambda pack=pack: self._place(pack, *context(), named["positions"]))  # type: ignore[misc]
+        packs = [pack for pack in self._packs if not pack.failed and pack.attended is not None]
+        if packs:
+            try:
+                self._split(packs)
+            except Exception as error:
+                for pack in packs:
+                    self._fail(pack, error)
+
+    def _split(self, packs: Sequence[PackedRows]) -> None:
+        """Have a kernel that can attend runs of rows do so."""
+        prompts = {pack.place: PromptRuns(pack.blocks, runs_of(pack.rows)) for pack in packs if pack.place is not None}
+        if internals.change_metadata(lambda metadata: in_runs(metadata, self._layers[0], prompts)):
+            for pack in packs:
+                pack.in_runs = True
 
     def _place(
         self, pack: PackedRows, find: Callable[[Sequence[int], Rows], int], slots: Sequence[Tensor], positions: Tensor
@@ -290,22 +311,49 @@ class PackedForward:
         return attend
 
     def _attend(self, layer: int, pack: PackedRows, queries: Tensor, output: Tensor, scale: float) -> None:
-        """Write what packed rows attend in a layer into its output [tokens, heads, width]."""
+        """Have packed rows' output [tokens, heads, width] in a layer be what they attend, and note what is noted."""
         place = pack.place
         if place is None or pack.attended is None:
             raise EmblemaError("the rows' places in the batch are not known")
-        held, count = self._pages().read(layer, pack.attended), len(pack.rows)
-        own, noted = queries[place : place + count].transpose(0, 1), pack.question
+        count, noted = len(pack.rows), pack.question
+        own = queries[place : place + count].transpose(0, 1)
         behind = count if noted is None else int((pack.rows < noted.question[0]).sum())
-        pack.parts = pack.parts or weighed_rows(pack.rows, len(own), own.device)
-        for part, weights, made in attend_before(own, held, pack.parts, scale):
-            output[place + part.first : place + part.last] = made.transpose(0, 1)
-            if noted is not None and part.last > behind:
-                first = max(part.first, behind)
-                noted.add(layer, int(pack.rows[first]), weights[:, first - part.first :])
-        if pack.shares is not None:
-            pack.shares.note(layer, pack.rows, own, held.keys, scale)
+        if pack.in_runs:
+            self._note(layer, pack, own, behind, scale)
+        else:
+            held = self._pages().read(layer, pack.attended)
+            pack.parts = pack.parts or weighed_rows(pack.rows, len(own), own.device)
+            for part, weights, made in attend_before(own, held, pack.parts, scale):
+                output[place + part.first : place + part.last] = made.transpose(0, 1)
+                if noted is not None and part.last > behind:
+                    first = max(part.first, behind)
+                    noted.add(layer, int(pack.rows[first]), weights[:, first - part.first :])
+            if pack.shares is not None:
+                pack.shares.note(layer, pack.rows, own, held.keys, scale)
         pack.layers += 1
+
+    def _note(self, layer: int, pack: PackedRows, own: Tensor, behind: int, scale: float) -> None:
+        """Note what packed rows [heads, rows, width] attend where the kernel attends it.
+
+        Args:
+            layer: the layer.
+            pack: the rows.
+            own: their queries.
+            behind: the place of the question's first.
+            scale: of the products of queries and keys.
+        """
+        noted = pack.question if behind < len(pack.rows) else None
+        shares = pack.shares if pack.shares is not None and pack.shares.notes(layer) else None
+        if pack.attended is None or (noted is None and shares is None):
+            return
+        keys = self._pages().read_keys(layer, pack.attended)
+        if noted is not None:
+            asked = pack.rows[behind:]
+            pack.parts = pack.parts or weighed_rows(asked, len(own), own.device)
+            for part, weights in weights_before(own[:, behind:], keys, pack.parts, scale):
+                noted.add(layer, int(asked[part.first]), weights)
+        if shares is not None:
+            shares.note(layer, pack.rows, own, keys, scale)
 
 
 def attend_before(
@@ -314,18 +362,36 @@ def attend_before(
     """Yield what some rows of a prompt attend: all rows up to each of them.
 
     Args:
-        queries: [heads, rows, width].
+        queries, parts, scale: see `weights_before`.
         held: the prompt's rows.
+
+    Yields:
+        what `weights_before` does, and what a part attends [heads, rows, width] float32.
+    """
+    values = held.values.float()
+    for part, weights in weights_before(queries, held.keys, parts, scale):
+        made = torch.bmm(weights.view(len(values), -1, part.stop), values[:, : part.stop])
+        yield part, weights, made.view(len(queries), part.last - part.first, -1)
+
+
+def weights_before(
+    queries: Tensor, keys: Tensor, parts: Sequence[WeighedRows], scale: float
+) -> Iterator[tuple[WeighedRows, Tensor]]:
+    """Yield by how much some rows of a prompt attend all rows up to each of them.
+
+    Args:
+        queries: [heads, rows, width].
+        keys: the prompt's [key heads, prompt rows, width].
         parts: of these rows.
         scale: of the products of queries and keys.
 
     Yields:
-        a part, its weights [heads, rows, stop] float32 of the prompt's rows up to the last of them, which the next
-        part's are written over, and what it attends [heads, rows, width] float32.
+        a part, and its weights [heads, rows, stop] float32 of the prompt's rows up to the last of them, which the next
+        part's are written over.
     """
     heads, _, width = queries.shape
-    groups = len(held.keys)
-    scaled, keys, values = queries.float() * scale, held.keys.float().transpose(1, 2), held.values.float()
+    groups = len(keys)
+    scaled, turned = queries.float() * scale, keys.float().transpose(1, 2)
     # All parts' weights in turn: fresh memory for each would cost a processor as much as the weights.
     memory = scaled.new_empty(heads * max((part.last - part.first) * part.stop for part in parts))
     in_place = memory.device.type == "cpu"
@@ -333,8 +399,7 @@ def attend_before(
         count = part.last - part.first
         grouped = scaled[:, part.first : part.last].reshape(groups, -1, width)
         scores = memory[: heads * count * part.stop].view(groups, -1, part.stop)
-        torch.bmm(grouped, keys[..., : part.stop], out=scores)
+        torch.bmm(grouped, turned[..., : part.stop], out=scores)
         scores.view(heads, count, -1)[..., part.seen :] += part.hidden
         weights = torch.softmax(scores, -1, out=scores) if in_place else torch.softmax(scores, -1)
-        made = torch.bmm(weights, values[:, : part.stop])
-        yield part, weights.view(heads, count, -1), made.view(heads, count, -1)
+        yield part, weights.view(heads, count, -1)

@@ -218,18 +218,27 @@ class Pages:
 
         A number from a code is rounded to the rows' dtype, and written again gives the same code.
         """
-        memory, codes = _memory(self._layers[layer].cache), self._layers[layer].codes
-        if isinstance(rows, PagePlaces):
-            keys, values = (
-                strides.gather(memory, self._stride, rows) for strides in self._strides if strides is not None
-            )
-        else:
-            places = rows if isinstance(rows, RowPlaces) else self.locate(rows)
-            keys, values = (memory.index_select(0, at.view(-1)).view(at.shape) for at in (places.keys, places.values))
+        places = self.locate(rows) if isinstance(rows, Tensor) else rows
+        codes = self._layers[layer].codes
+        keys, values = (self._part(layer, places, index) for index in range(2))
         if codes is None:
             return LayerRows(keys, values)
         numbers = _decoded(keys, codes.dtype, codes.keys), _decoded(values, codes.dtype, codes.values)
         return LayerRows(*(part.to(self._dtype) for part in numbers))
+
+    def read_keys(self, layer: int, rows: RowPlaces | PagePlaces) -> Tensor:
+        """Return a copy of one layer's keys at places [heads, rows, width], as `read` gives them."""
+        keys, codes = self._part(layer, rows, 0), self._layers[layer].codes
+        return keys if codes is None else _decoded(keys, codes.dtype, codes.keys).to(self._dtype)
+
+    def _part(self, layer: int, rows: RowPlaces | PagePlaces, index: int) -> Tensor:
+        """Return the keys (0) or the values (1) at places, as they are kept."""
+        memory, strides = _memory(self._layers[layer].cache), self._strides[index]
+        if isinstance(rows, PagePlaces):
+            assert strides is not None
+            return strides.gather(memory, self._stride, rows)
+        at = (rows.keys, rows.values)[index]
+        return memory.index_select(0, at.view(-1)).view(at.shape)
 
     def _measure(self) -> None:
         """Find where each feature of each row of a page lies.

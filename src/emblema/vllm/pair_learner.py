@@ -104,6 +104,10 @@ class NotedShares:
             log_failure("what rows attend is not known, and nothing is learnt from them", error)
         self.seconds = before + time.thread_time() - began
 
+    def notes(self, layer: int) -> bool:
+        """Return whether what rows attend is noted in a layer."""
+        return layer in self._layers and self._attention is not None and not self._failed
+
     def note(self, layer: int, run: Tensor, queries: Tensor, keys: Tensor, scale: float) -> None:
         """Note what rows attend in a layer, if they are noted there.
 
@@ -114,7 +118,7 @@ class NotedShares:
             keys: those of all rows up to the last of them [key heads, rows, width].
             scale: of the products of both.
         """
-        if layer not in self._layers or self._attention is None or self._failed:
+        if self._attention is None or not self.notes(layer):
             return
         with self.guarded():
             places = torch.isin(self._rows, run).nonzero().squeeze(1)

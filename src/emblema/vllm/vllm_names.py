@@ -1,6 +1,6 @@
 """vLLM's names that the plugin uses and vLLM does not promise to keep, and whether the installed vLLM has them.
 
-`internals`, `connectors`, `step_rewriter`, `side_rows`, `captures` and `worker` use no others.
+`internals`, `kernel_runs`, `connectors`, `step_rewriter`, `side_rows`, `captures` and `worker` use no others.
 """
 
 from emblema.plugin.private_names import NamesOf, check_table, names_of
@@ -77,6 +77,11 @@ NAMES: tuple[NamesOf, ...] = (
         private=False,
     ),
     names_of("vllm.v1.attention.backend", "AttentionImpl", "forward num_heads scale"),
+    names_of(
+        "vllm.v1.attention.backends.cpu_attn", "CPUAttentionMetadata",
+        "query_start_loc seq_lens block_table max_query_len max_seq_len scheduler_metadata causal",
+    ),
+    names_of("vllm.v1.attention.backends.cpu_attn", "CPUAttentionBackendImpl", "num_kv_heads head_size kv_cache_dtype"),
     names_of("vllm.model_executor.models.interfaces", "SupportsMRoPE", "get_mrope_input_positions", private=False),
     names_of(
         "vllm.model_executor.models.interfaces_base", "VllmModelForTextGeneration", "compute_logits", private=False
