@@ -20,6 +20,8 @@ def test_the_best_candidates_are_chosen_in_order() -> None:
 def test_runs_are_the_rows(rows: set[int]) -> None:
     spans = runs_of(torch.tensor(sorted(rows)))
     assert spanned_rows(spans).tolist() == sorted(rows)
+    assert torch.equal(spanned_rows([(70, 70), *reversed(spans), (3, 9)]), torch.tensor(sorted(rows | {*range(3, 9)})))
+    assert torch.equal(spanned_rows(()), torch.arange(0))
     assert all(stop < start for (_, stop), (start, _) in zip(spans, spans[1:], strict=False))
 
 
