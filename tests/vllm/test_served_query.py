@@ -15,6 +15,7 @@ from emblema.plugin.staging import StagedRows
 from emblema.session.requests import LinkRequest
 from emblema.vllm import readings
 from emblema.vllm.packed_rows import NotedQuestion, PackedForward
+from emblema.vllm.spared_rows import SparedRows
 from emblema.vllm.step_rewriter import StepRewriter
 from tests.vllm.models import Given
 from tests.vllm.plans import Read
@@ -213,6 +214,24 @@ def test_decoding_goes_on_over_what_was_read(known) -> None:
     assert torch.equal(answer.logits, known.ask(given, STANDS).logits)
 
 
+def test_the_last_row_alone_in_its_step_is_not_computed_again(known, monkeypatch) -> None:
+    spared: list[bool] = []
+    begin = SparedRows.begin_step
+
+    def noted(own: SparedRows, output: Any, ended: Any) -> bool:
+        spared.append(begin(own, output, ended))
+        return spared[-1]
+
+    given = known.prompt.only(3, 1)
+    monkeypatch.setattr(SparedRows, "begin_step", noted)
+    answer = known.ask(given, STANDS)
+    assert spared.count(True) == 1
+    monkeypatch.setattr(SparedRows, "begin_step", lambda *given: False)
+    computed = known.ask(given, STANDS)
+    assert answer.report["linked_tokens"] == computed.report["linked_tokens"] > 0
+    assert error(answer, computed.logits) <= known.bar
+
+
 def test_several_at_once_are_answered_as_alone(known, seen) -> None:
     orders = [(0, 1, 2, 3), (2, 0), (3, 1, 0), (1, 2), (0, 3, 1)]
     prompts = [known.prompt.only(*order) for order in orders]
@@ -280,7 +299,7 @@ def test_an_error_while_rows_are_placed_or_logits_are_seen_is_a_loss(known, monk
         answer = known.ask(given, STANDS)
         assert torch.equal(answer.logits, plain.logits) and answer.report["remark"] == readings.LOST
     with monkeypatch.context() as patch:
-        patch.setattr(known.served.kv_worker.stager, "get", lambda request_id: None)
+        patch.setattr(known.served.kv_worker.stager, "get", lambda request_id, wait=0.0: None)
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         # As on a worker that has read nothing yet.

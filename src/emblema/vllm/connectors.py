@@ -46,6 +46,7 @@ from emblema.vllm.shadow_canary import ShadowCanary
 from emblema.vllm.shadow_runs import AnswerNotes, ShadowRuns
 from emblema.vllm.shown_media import ShownMedia
 from emblema.vllm.side_rows import CaptureRuns
+from emblema.vllm.spared_rows import SparedRows
 from emblema.vllm.step_clock import StepClock
 from emblema.vllm.step_costs import StepCosts
 from emblema.vllm.step_metadata import StepMetadata, WorkerReport
@@ -191,8 +192,18 @@ class EmblemaConnector(KVConnectorBase_V1):
             positions = internals.PromptPositions(model)
             pages, learner = lambda: worker.pages, worker.learner
             fallbacks = FallbackNotes(learner, layers, pages, self._config.cache_config.block_size)
+            spared = SparedRows(model) if worker.spec.shards == 1 else None
             return QuestionRuns(
-                worker.spec, worker.stager, pages, packing, positions, give_encoding, answers, learner, fallbacks
+                worker.spec,
+                worker.stager,
+                pages,
+                packing,
+                positions,
+                give_encoding,
+                answers,
+                learner,
+                fallbacks,
+                spared,
             )
 
         def shadows(model: Any) -> ShadowRuns:
@@ -240,13 +251,15 @@ class EmblemaConnector(KVConnectorBase_V1):
         if self._question_runs is not None:
             self._question_runs.begin_step(step, output.finished_req_ids)
         rewritten = self._rewriter.rewrite(output, step)
-        read = 0
+        read, spared = 0, False
+        if self._question_runs is not None and self._question_runs.spared is not None:
+            spared = self._question_runs.spared.begin_step(rewritten.output, output.finished_req_ids)
         if self._question_runs is not None and self._question_runs.fallbacks is not None:
             read, starts = self._question_runs.step_rows, starts_of(output)
             rows = {name: (starts[name], starts[name] + count) for name, count in output.num_scheduled_tokens.items()}
             self._question_runs.fallbacks.begin_step(rows, self._rewriter.pages_of, output.finished_req_ids)
         yield rewritten.output
-        if rewritten.work.rows:
+        if rewritten.work.rows and not spared:
             self._clock.end(replace(rewritten.work, read=read))
 
     def give_up_captures(self, asleep: bool) -> None:

@@ -231,11 +231,16 @@ class PackedForward:
 
         All workers of a model have to ask for the same rows in the same order.
         """
-        if self._hidden is None:
+        hidden = self.last_hidden(pack)
+        if hidden is None:
             return None
-        row = 0 if pack.place is None else pack.place + len(pack.rows) - 1
-        logits = self._model.compute_logits(self._hidden[row : row + 1])
+        logits = self._model.compute_logits(hidden)
         return logits[0].float() if self.is_complete(pack) and logits is not None else None
+
+    def last_hidden(self, pack: PackedRows) -> Tensor | None:
+        """Return what the model made of the last of some rows [1, width]; None where the forward was not seen."""
+        row = 0 if pack.place is None else pack.place + len(pack.rows) - 1
+        return None if self._hidden is None else self._hidden[row : row + 1]
 
     def _keep_hidden(self, model: Any, given: Any, made: Any) -> None:
         hidden = made[0] if isinstance(made, tuple) else made

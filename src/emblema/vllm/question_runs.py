@@ -26,6 +26,7 @@ from emblema.vllm.pair_learner import NotedShares, PairLearner
 from emblema.vllm.query_reading import QueryReading, ReadingPhase
 from emblema.vllm.shadow_runs import AnswerNotes
 from emblema.vllm.side_rows import SideRun, virtual_request
+from emblema.vllm.spared_rows import SparedRows
 from emblema.vllm.step_metadata import QuestionReport, ReadingOrder, ReadingOutcome, StepMetadata
 
 _log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class QuestionRuns:
         answers: keeps the logits of answers that were read.
         learner: learns from rows that readings compute; None where nothing does.
         fallbacks: has prompts learnt from that are computed after they were read; None where nothing does.
+        spared: spares the last rows of prompts that were read; None where nothing does.
 
     Attributes:
         step_rows: rows of readings in the step under way.
@@ -89,8 +91,9 @@ class QuestionRuns:
         answers: AnswerNotes,
         learner: PairLearner | None = None,
         fallbacks: FallbackNotes | None = None,
+        spared: SparedRows | None = None,
     ) -> None:
-        self.fallbacks, self._learner = fallbacks, learner
+        self.fallbacks, self._learner, self.spared = fallbacks, learner, spared
         self.step_rows = 0
         self._model, self._stager, self._pages = model, stager, pages
         self._packing, self._positions, self._hand_over, self._answers = packing, positions, hand_over, answers
@@ -231,6 +234,10 @@ class QuestionRuns:
         outcome = ReadingOutcome(margin, int(logits.argmax()), state.rows)
         self._outcomes[reading.order.request_id] = outcome
         reading.lost |= margin < reading.order.least_margin
+        if self.spared is not None and reading.pack is not None and not reading.lost:
+            hidden = self._packing.last_hidden(reading.pack)
+            if hidden is not None:
+                self.spared.keep(reading.order.request_id, reading.order.question[1] - 1, hidden.clone())
 
     def _teach(self, reading: Reading) -> None:
         """Have what was computed learnt from, or if the answer does not stand what vLLM will compute."""
