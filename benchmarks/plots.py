@@ -188,6 +188,8 @@ def _lines(axes: Any, plot: Plot, rows: Sequence[TableRow], colours: dict[Cell, 
     ticks = sorted({_across(row, plot) for row in rows if _number(row[plot.x]) is not None})
     # Lines that lie on one another stay apart by a little; where most places are one line's own, a place is exact.
     apart = (ticks[-1] - ticks[0]) * 0.012 if 0 < len(ticks) <= MOST_TICKS else 0.0
+    # A group has the same mark on every panel, as it has the same colour.
+    marks = {group: place for place, group in enumerate(colours)}
     for place, (group, own) in enumerate(groups.items()):
         points = sorted(
             ((_across(row, plot), row[plot.y]) for row in own if _number(row[plot.x]) is not None),
@@ -197,7 +199,7 @@ def _lines(axes: Any, plot: Plot, rows: Sequence[TableRow], colours: dict[Cell, 
             continue
         across = [x + (place - (len(groups) - 1) / 2) * apart for x, _ in points]
         low, middle, high = zip(*(_spread(y, plot) for _, y in points), strict=True)
-        colour, mark = colours.get(group, COLOURS[0]), MARKS[place % len(MARKS)]
+        colour, mark = colours.get(group, COLOURS[0]), MARKS[marks.get(group, 0) % len(MARKS)]
         label = None if group is None else str(group)
         axes.plot(across, middle, f"{mark}-", color=colour, markersize=4, linewidth=1.4, label=label)
         axes.vlines(across, low, high, color=colour, linewidth=1)
