@@ -153,6 +153,35 @@ def test_uploads_and_deletions_at_once_leave_no_file_without_bytes(opened: Open)
     assert opened(10).add(ONE, b"x" * 10, "a", "user_data", None)
 
 
+def test_a_file_that_is_deleted_and_sent_again_while_it_is_read_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = FolderFileStore(tmp_path, 10**6)
+    entry, read, turns = files.add(ONE, b"page", "a", "user_data", None), Path.read_bytes, 2
+
+    def late(path: Path) -> bytes:
+        nonlocal turns
+        if turns:
+            turns -= 1
+            files.delete(ONE, entry)
+            try:
+                return read(path)
+            finally:
+                files.add(ONE, b"page", "a", "user_data", None)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", late)
+    assert files.read(ONE, entry.id) == b"page" and turns == 0
+    files.path(ONE, entry.id).unlink()
+    with pytest.raises(ServeError, match="lost") as refused:
+        files.read(ONE, entry.id)
+    assert refused.value.status == 410
+    files.delete(ONE, entry)
+    with pytest.raises(ServeError) as refused:
+        files.read(ONE, entry.id)
+    assert refused.value.status == 404
+
+
 def test_a_time_to_live_is_honoured_by_all(opened: Open) -> None:
     gone = list[tuple[str, str, list[str]]]()
     first, second = opened(100), opened(100, forget=lambda *given: gone.append((given[0], given[1], list(given[2]))))

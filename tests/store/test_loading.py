@@ -96,6 +96,8 @@ def test_a_spoiled_file_is_replaced_by_the_remote_copy(tmp_path: Path) -> None:
         for number in (1, 2):
             view.put(numbered(number))
         view.flush()
+        # What is on disk is durable, and may leave memory before it is uploaded.
+        wait_until(lambda: len(remote.files) == 2)
         assert view.find(name(1)) is not None
         disk.faults.read = spoiled(name(1))
         with view.lease([name(1)]) as lease:

@@ -27,6 +27,8 @@ CREATE TABLE IF NOT EXISTS begun (
 _END = "DELETE FROM begun WHERE owner = ? AND id = ?"
 _ARRIVING_SECONDS = 3_600
 """Seconds after which bytes without a name are not being written any more."""
+_READS = 4
+"""How often the bytes of a file are looked for that is known: it may be deleted and sent again at any time."""
 _NEW = {"status": UPLOADED, "detail": None, "kind": None, "chunks": "[]"}
 
 
@@ -101,12 +103,15 @@ class FolderFileStore:
 
     def read(self, tenant: Tenant, id: str) -> bytes:
         """Return a file's bytes; `ServeError` where the tenant has none of this id, or its bytes are lost."""
-        try:
-            return self.path(tenant, id).read_bytes()
-        except OSError as error:
-            # A file that was deleted since it was found is not there, rather than lost.
-            self.entry(tenant, id)
-            raise ServeError(410, f"the bytes of {id!r} are lost ({error.strerror}): upload it again") from error
+        reason: str | None = None
+        for _ in range(_READS):
+            try:
+                return self.path(tenant, id).read_bytes()
+            except OSError as error:
+                # A file that was deleted since it was found is not there, rather than lost; it may come again, too.
+                reason = error.strerror
+        self.entry(tenant, id)
+        raise ServeError(410, f"the bytes of {id!r} are lost ({reason}): upload it again")
 
     def begin(self, tenant: Tenant, id: str, chunks: Sequence[str]) -> None:
         """Note which chunks are about to be made of a file: `forget_begun` finds them where nobody notes their end."""
