@@ -74,3 +74,10 @@ def test_a_bounded_number_of_media_is_remembered(monkeypatch: pytest.MonkeyPatch
     assert media.place(features[0]) is not first
     assert media.place(features[0]) == first
     assert media.place(features[2]) is last
+
+
+def test_data_that_are_not_there_yet_are_looked_at_again() -> None:
+    media, feature = ShownMedia(), shown(image_grid_thw=None)
+    assert media.place(feature) == MediaPlace() and media.digests([feature]) == [""]
+    feature.data["image_grid_thw"].data = torch.tensor((1, 2, 4))
+    assert media.place(feature).image == (1, 2, 4) and media.digests([feature]) != [""]

@@ -64,16 +64,18 @@ class ShownMedia:
 
     def digests(self, features: Sequence[Any]) -> list[str]:
         """Return the digests of features; empty for one whose data are not there."""
-        return [
-            ""
-            if feature.data is None or any(element.data is None for element in feature.data.values())
-            else self._digests.of(feature.data)
-            for feature in features
-        ]
+        return [self._digests.of(feature.data) if _is_there(feature.data) else "" for feature in features]
 
     def place(self, feature: Any) -> MediaPlace:
         """Return where the model places a feature."""
-        return MediaPlace() if feature.data is None else self._places.of(feature.data)
+        if feature.data is None:
+            return MediaPlace()
+        # What is not there yet is looked at again.
+        return self._places.of(feature.data) if _is_there(feature.data) else _place(feature.data)
+
+
+def _is_there(data: Any) -> bool:
+    return data is not None and all(element.data is not None for element in data.values())
 
 
 def _digest(data: Any) -> str:
