@@ -2,13 +2,16 @@
 
 A list of objects that is named `rows` is written as `{"columns": […], "rows": [[…], …]}`. A column is a name or, where
 its cells are objects with the same names, a name with those: `["intervals", ["accuracy", "eta"]]`; the cells are lists
-then. Where a row has nothing in a column, its cell is null.
+then. Where a row has nothing in a column, its cell is null. A column whose cells mostly repeat from row to row has them
+beside it, `{"column": …, "runs": [[cell, times], …]}`, and no cells in the rows.
 
-A list of plain values that mostly repeat is written as `{"runs": [[value, times], …]}`.
+A list of plain values that mostly repeat is written as `{"runs": [[value, times], …]}`, and a list of fractions as the
+integers that they are times a power of ten, `{"decimals": 2, "values": […]}`, where that is shorter.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -67,13 +70,45 @@ def _packed(value: Any, name: str = "") -> Any:
     if not isinstance(value, list):
         return value
     if name == "rows" and value and all(isinstance(row, dict) for row in value):
-        columns = _columns(value)
-        return {"columns": columns, "rows": [[_cell(row, column) for column in columns] for row in value]}
+        return _table(value)
     if any(isinstance(part, dict | list) for part in value):
         return [_packed(part) for part in value]
-    # The type is part of the key: True equals 1, and 1 equals 1.0.
-    runs = [[key[1], len(list(group))] for key, group in groupby(value, lambda part: (type(part), part))]
-    return {"runs": runs} if len(runs) < SHARE_OF_RUNS * len(value) else value
+    runs = _runs(value)
+    return _decimals(value) if runs is None else {"runs": runs}
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    columns: list[Any] = []
+    kept: list[list[Any]] = []
+    for column in _columns(rows):
+        cells = [_cell(row, column) for row in rows]
+        runs = _runs(cells)
+        columns.append(column if runs is None else {"column": column, "runs": runs})
+        if runs is None:
+            kept.append(cells)
+    return {"columns": columns, "rows": list(map(list, zip(*kept, strict=True))) or [[] for _ in rows]}
+
+
+def _runs(values: Sequence[Any]) -> list[list[Any]] | None:
+    """Return each value with how many times it is there in a row, or None where that is too many of them."""
+    # As they are written: True equals 1, and 1 equals 1.0.
+    groups = (list(group) for _, group in groupby(values, _line))
+    runs = [[group[0], len(group)] for group in groups]
+    return runs if len(runs) < SHARE_OF_RUNS * len(values) else None
+
+
+def _decimals(values: list[Any]) -> Any:
+    if not values or not all(isinstance(value, float) for value in values):
+        return values
+    exponents = [Decimal(repr(value)).normalize().as_tuple().exponent for value in values]
+    decimals = max(0, *(-int(exponent) for exponent in exponents))
+    packed = {"decimals": decimals, "values": [int(Decimal(repr(value)).scaleb(decimals)) for value in values]}
+    same = _line(list(_fractions(packed))) == _line(values)
+    return packed if same and len(_line(packed)) < len(_line(values)) else values
+
+
+def _fractions(packed: Mapping[str, Any]) -> Iterator[float]:
+    return (value / 10 ** packed["decimals"] for value in packed["values"])
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -99,10 +134,28 @@ def _unpacked(value: Any, name: str = "") -> Any:
     if not isinstance(value, dict):
         return value
     if name == "rows" and value.keys() == {"columns", "rows"}:
-        return [_row(value["columns"], row) for row in value["rows"]]
+        return _rows(value["columns"], value["rows"])
     if value.keys() == {"runs"}:
-        return [part for part, times in value["runs"] for _ in range(times)]
+        return list(_repeated(value["runs"]))
+    if value.keys() == {"decimals", "values"}:
+        return list(_fractions(value))
     return {inner: _unpacked(part, inner) for inner, part in value.items()}
+
+
+def _rows(columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    names = [column["column"] if isinstance(column, dict) else column for column in columns]
+    places = [place for place, column in enumerate(columns) if isinstance(column, dict)]
+    found = []
+    for row, *repeated in zip(rows, *(_repeated(columns[place]["runs"]) for place in places), strict=True):
+        cells = list(row)
+        for place, cell in zip(places, repeated, strict=True):
+            cells.insert(place, cell)
+        found.append(_row(names, cells))
+    return found
+
+
+def _repeated(runs: Iterable[Any]) -> Iterator[Any]:
+    return (value for value, times in runs for _ in range(times))
 
 
 def _row(columns: Iterable[Any], cells: Iterable[Any]) -> dict[str, Any]:
@@ -123,16 +176,21 @@ def _text(value: Any) -> str:
     if len(line) <= WIDTH or not parted:
         return line
     if isinstance(value, dict):
-        table = value.keys() == {"columns", "rows"} and isinstance(value["rows"], list)
         first, last = "{}"
-        parts = [f"{_line(name)}:{_text(part)}" for name, part in value.items() if not (table and name == "rows")]
-        if table:
-            rows = (_text(row) if '"columns":' in _line(row) else _line(row) for row in value["rows"])
-            parts.append('"rows":[\n' + ",\n".join(rows) + "\n]")
+        table = value.keys() == {"columns", "rows"} and isinstance(value["rows"], list)
+        parts = _table_texts(value) if table else [f"{_line(name)}:{_text(part)}" for name, part in value.items()]
     else:
         first, last = "[]"
         parts = [_text(part) for part in value]
     return f"{first}\n" + ",\n".join(parts) + f"\n{last}"
+
+
+def _table_texts(table: Mapping[str, Any]) -> Iterator[str]:
+    columns, rows = table["columns"], table["rows"]
+    whole = len(_line(columns)) <= WIDTH
+    yield '"columns":' + (_line(columns) if whole else "[\n" + ",\n".join(map(_line, columns)) + "\n]")
+    texts = (_text(row) if '"columns":' in _line(row) else _line(row) for row in rows)
+    yield '"rows":[\n' + ",\n".join(texts) + "\n]"
 
 
 def _line(value: Any) -> str:

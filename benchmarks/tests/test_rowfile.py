@@ -61,7 +61,7 @@ def test_a_row_is_a_line_and_columns_are_named_once(tmp_path: Path) -> None:
     path = write_rows({**WHERE, "rows": [{"model": "one", "rows": rows}]}, tmp_path / "f.json")
     text = path.read_text(encoding="utf-8")
     assert all(sum(f'"{row["strategy"]}"' in line for line in text.splitlines()) == 1 for row in rows)
-    assert len(text.splitlines()) < len(rows) + 20 and text.count('"strategy"') == 1
+    assert len(text.splitlines()) < len(rows) + 30 and text.count('"strategy"') == 1
     json.loads(text, parse_constant=pytest.fail)
 
 
@@ -87,7 +87,54 @@ def test_values_that_repeat_are_written_as_runs(
         assert '"runs"' in path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"rows":{"columns":["a","b"],"rows":[[1]]}}', "\ud800"])
+def test_a_column_that_repeats_stands_beside_the_rows(tmp_path: Path) -> None:
+    rows = [{"number": n, "model": "one", "stage": {"name": "s", "sizes": [n > 4]}, "same": 1.0} for n in range(10)]
+    path = write_rows({**WHERE, "rows": rows}, tmp_path / "f.json")
+    assert read_rows(path)["rows"] == rows
+    assert json.loads(path.read_text(encoding="utf-8"))["rows"] == {
+        "columns": [
+            "number",
+            {"column": "model", "runs": [["one", 10]]},
+            {"column": ["stage", ["name", "sizes"]], "runs": [[["s", [False]], 5], [["s", [True]], 5]]},
+            {"column": "same", "runs": [[1.0, 10]]},
+        ],
+        "rows": [[number] for number in range(10)],
+    }
+
+
+def test_rows_of_nothing_but_columns_that_repeat_are_read_again(tmp_path: Path) -> None:
+    rows = [{"model": "one"} for _ in range(9)]
+    assert read_rows(write_rows({**WHERE, "rows": rows}, tmp_path / "f.json"))["rows"] == rows
+
+
+FRACTIONS = st.integers(-(10**9), 10**9).flatmap(lambda n: st.sampled_from([n / 10**d for d in (0, 2, 5, 12, 25)]))
+
+
+@given(st.lists(st.one_of(FRACTIONS, st.floats(allow_nan=False, allow_infinity=False)), max_size=9))
+def test_fractions_are_read_bit_for_bit(tmp_path_factory: pytest.TempPathFactory, values: list[float]) -> None:
+    path = write_rows({**WHERE, "found": values}, tmp_path_factory.mktemp("fractions") / "f.json")
+    assert [value.hex() for value in read_rows(path)["found"]] == [value.hex() for value in values]
+
+
+def test_fractions_are_written_as_integers_where_that_is_shorter(tmp_path: Path) -> None:
+    found = {"times": [0.0123, 0.2518, -1.0] * 9, "few": [0.5, 1.5], "wide": [1e-9, 1e9] * 9}
+    path = write_rows({**WHERE, **found}, tmp_path / "f.json")
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    assert kept["times"] == {"decimals": 4, "values": [123, 2518, -10000] * 9}
+    assert (kept["few"], kept["wide"]) == (found["few"], found["wide"])
+    assert read_rows(path)["times"] == found["times"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"rows":{"columns":["a","b"],"rows":[[1]]}}',
+        '{"rows":{"columns":["a",{"column":"b","runs":[[0,2]]}],"rows":[[1]]}}',
+        "\ud800",
+    ],
+)
 def test_what_is_no_file_of_figures_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "f.json"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
