@@ -7,47 +7,87 @@ import pytest
 import torch
 
 from emblema.stream import recalled
+from emblema.stream.lines import FrameNumbers
 from emblema.stream.recalled import RecalledLines
 
-
-@pytest.mark.parametrize(("width", "page"), [(1, 16), (2**14, 8), (2**17 + 1, 1)])
-def test_a_page_is_no_larger_than_it_may_be(width: int, page: int) -> None:
-    lines = RecalledLines(width)
-    assert lines.page == page
-    around = lines.around(numpy.array([3, 5, 40]))
-    assert around.tolist() == [frame for frame in range(48) if frame // page in {own // page for own in (3, 5, 40)}]
+WIDTH, EACH = 6, 50
 
 
-def test_lines_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recalled, "BUFFER_BYTES", 16 * 6 * 3)
-    chance, every, lines = random.Random(4), torch.randint(256, (600, 6), dtype=torch.uint8), RecalledLines(6)
+@pytest.fixture(autouse=True)
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recalled, "BUFFER_BYTES", WIDTH * EACH)
+
+
+def every_line() -> numpy.ndarray:
+    return torch.randint(256, (600, WIDTH), generator=torch.Generator().manual_seed(3), dtype=torch.uint8).numpy()
+
+
+def copied(lines: RecalledLines, frames: FrameNumbers) -> tuple[numpy.ndarray, FrameNumbers]:
+    out = numpy.zeros((len(frames), WIDTH), dtype=numpy.uint8)
+    return out, lines.copy(frames, out)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lines_come_back(seed: int) -> None:
+    chance, every, lines = random.Random(seed), every_line(), RecalledLines(WIDTH)
     here: set[int] = set()
-    used: dict[int, None] = {}
     for _ in range(300):
         frames = numpy.array(sorted(chance.sample(range(600), 20)))
-        missing = lines.missing(frames)
-        assert missing.tolist() == [frame for frame in frames.tolist() if frame not in here]
-        lines.keep(missing, every[torch.from_numpy(missing)])
-        here |= set(missing.tolist())
-        assert torch.equal(lines.copy(frames), every[torch.from_numpy(frames)])
-        for buffer in dict.fromkeys((frames // 48).tolist()):
-            used.pop(buffer, None)
-            used[buffer] = None
+        found, missing = copied(lines, frames)
+        assert frames[missing].tolist() == [frame for frame in frames.tolist() if frame not in here]
+        known = numpy.setdiff1d(numpy.arange(20), missing)
+        assert numpy.array_equal(found[known], every[frames[known]])
+        before, more = lines.bytes, chance.choice((0, 3, 40))
+        kept = lines.keep(frames[missing], every[frames[missing]], more)
+        assert lines.bytes <= before + WIDTH * more
+        again = copied(lines, frames)[1]
+        # Nothing that was asked for leaves for what was asked for with it.
+        assert again.tolist() == missing[kept:].tolist()
+        now = {frame for frame in range(600) if not len(copied(lines, numpy.array([frame]))[1])}
+        assert now <= here | set(frames[missing][:kept].tolist())
+        here = now
         if chance.random() < 0.2:
             start = chance.randrange(600)
             lines.clear(range(start, start + 9))
             here -= set(range(start, start + 9))
-        if chance.random() < 0.2:
-            unused = next(buffer for buffer in used if any(frame // 48 == buffer for frame in here))
+        if lines.bytes and chance.random() < 0.1:
+            before = lines.bytes
             lines.drop_unused()
-            here = {frame for frame in here if frame // 48 != unused}
-        assert lines.count == len(here) and lines.bytes == 6 * len(here)
+            assert before - EACH * WIDTH <= lines.bytes < before
+            here = {frame for frame in here if not len(copied(lines, numpy.array([frame]))[1])}
+        assert lines.count == len(here) <= lines.bytes // WIDTH
 
 
-def test_what_is_cleared_is_overwritten() -> None:
-    lines, frames = RecalledLines(4), numpy.array([5, 6])
-    lines.keep(lines.missing(frames), torch.full((2, 4), 7, dtype=torch.uint8))
-    buffer = next(iter(lines._buffers.values()))
-    lines.clear(range(6, 9))
-    assert buffer[5].tolist() == [7] * 4 and not buffer[6].any()
-    assert lines.missing(frames).tolist() == [6]
+@pytest.mark.parametrize("way", ["keep", "drop"])
+def test_what_was_not_used_for_longest_goes_first(way: str) -> None:
+    every, lines = every_line(), RecalledLines(WIDTH)
+    for start in range(0, 2 * EACH, 10):
+        frames = numpy.arange(start, start + 10)
+        copied(lines, frames)
+        lines.keep(frames, every[frames], 10)
+    copied(lines, numpy.arange(0, 40))
+    if way == "keep":
+        new = numpy.arange(300, 330)
+        copied(lines, new)
+        assert lines.keep(new, every[new], 0) == 30
+    else:
+        lines.drop_unused()
+    gone = copied(lines, numpy.arange(100))[1]
+    assert gone.tolist() == list(range(40, 70 if way == "keep" else 40 + EACH))
+    assert numpy.array_equal(copied(lines, numpy.arange(0, 40))[0], every[:40])
+
+
+def test_what_is_cleared_is_overwritten_also_where_it_was_given_up() -> None:
+    lines = RecalledLines(WIDTH)
+    for frames in (numpy.array([5, 6]), numpy.array([7, 8])):
+        copied(lines, frames)
+        lines.keep(frames, numpy.full((2, WIDTH), frames[0], dtype=numpy.uint8), 2)
+    copied(lines, numpy.array([9]))
+    lines.keep(numpy.array([9]), numpy.full((1, WIDTH), 9, dtype=numpy.uint8), 0)
+    (buffer,) = lines._buffers
+    assert sorted(buffer[:4, 0].tolist()) == [5, 7, 7, 9]
+    lines.clear(range(5, 8))
+    assert sorted(buffer[:4, 0].tolist()) == [0, 0, 7, 9]
+    assert copied(lines, numpy.arange(5, 10))[1].tolist() == [0, 1, 2]
+    lines.clear(range(0, 600))
+    assert lines.count == 0 and not buffer.any()

@@ -4,7 +4,6 @@ Rows that were read stay in memory, up to a share of the budget though new frame
 frames again and again.
 """
 
-import math
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from emblema.errors import StoreError, StreamError
 from emblema.stream.forgotten import ForgottenFrames
 from emblema.stream.frames import FrameLog
 from emblema.stream.lines import FrameLines, FrameNumbers
-from emblema.stream.log import HEADER, Extent, LogCounts, StreamLog
+from emblema.stream.log import HEADER, Extent, Lines, LogCounts, StreamLog
 from emblema.stream.log_files import (
     delete_leftovers,
     hold_folder,
@@ -53,8 +52,8 @@ class ArchivedLines:
     series: int
     column: int
 
-    def read(self, frames: FrameNumbers) -> Tensor:
-        return self.archive.read(self.series, self.column, frames)
+    def read(self, frames: FrameNumbers, out: Lines) -> None:
+        self.archive.read(self.series, self.column, frames, out)
 
 
 class FrameArchive:
@@ -96,86 +95,55 @@ class FrameArchive:
         return 0 if self._file is None else self._file.size
 
     @property
+    def _opened(self) -> StreamLog:
+        """The log; StoreError once it was closed."""
+        if self._file is None:
+            raise StoreError("the stream was closed: load it from where it was saved")
+        return self._file
+
+    @property
     def recalled_bytes(self) -> int:
         """Bytes in memory of rows that were read from disk."""
         return self._recalled_bytes
 
-    def read(self, series: int, column: int, frames: FrameNumbers) -> Tensor:
-        """Return lines of frames, which rise, that are on disk: rows from memory if they were read before.
+    def read(self, series: int, column: int, frames: FrameNumbers, out: Lines) -> None:
+        """Write lines of frames, which rise, that are on disk into `out`: rows from memory if they were read before.
 
         Raises:
             StoreError: a line is damaged, or the file cannot be read.
         """
-        if self._file is None:
-            raise StoreError("the stream was closed: load it from where it was saved")
-        if series == CODES or column == len(self._recalled) or not len(frames):
-            return self._file.read(series, column, frames)
+        log = self._opened
+        if series == CODES or not len(frames):
+            log.read_into(series, column, frames, out)
+            return
         recalled = self._recalled[column]
-        missing = recalled.missing(frames)
-        here = not len(missing) or self._recall(self._file, column, missing)
-        if not here and not self._exchange(self._file, column, frames):
-            with self._lock:
-                self._refused_bytes += len(frames) * recalled.width
-            return self._file.read(series, column, frames)
-        return recalled.copy(frames)
+        missing = recalled.copy(frames, out)
+        if len(missing) == len(frames):
+            log.read_into(series, column, frames, out)
+            self._keep(recalled, frames, out)
+        elif len(missing):
+            lines = numpy.empty((len(missing), recalled.width), dtype=numpy.uint8)
+            log.read_into(series, column, frames[missing], lines)
+            out[missing] = lines
+            self._keep(recalled, frames[missing], lines)
 
-    def _recall(self, log: StreamLog, column: int, missing: FrameNumbers) -> bool:
-        """Read rows of a layer, and those of frames beside them, into memory; return False if there is no room.
-
-        Raises:
-            StoreError: a line that is asked for is damaged, or the file cannot be read.
-        """
-        recalled, own = self._recalled[column], self._lines[1 + column]
-        around = recalled.around(missing)
-        live = self._gone.live(max(int(around[0]), own.first), min(int(around[-1]) + 1, own.held))
-        for frames in (recalled.missing(numpy.intersect1d(around, live, assume_unique=True)), missing):
-            if not self._reserve(len(frames) * recalled.width):
-                continue
-            try:
-                self._keep(log, column, frames)
-                return True
-            except StoreError:
-                # What is damaged was perhaps not asked for.
-                if len(frames) == len(missing):
-                    raise
-        return False
-
-    def _exchange(self, log: StreamLog, column: int, frames: FrameNumbers) -> bool:
-        """Read those rows of a layer that are missing, in the place of others; return False if there is no room.
-
-        Raises:
-            StoreError: a line that is asked for is damaged, or the file cannot be read.
-        """
-        recalled = self._recalled[column]
-        # What is given up may have been asked for too.
-        while not self._reserve(len(missing := recalled.missing(frames)) * recalled.width):
-            if not recalled.bytes:
-                return False
-            self._drop(recalled)
-        self._keep(log, column, missing)
-        return True
-
-    def _keep(self, log: StreamLog, column: int, frames: FrameNumbers) -> None:
-        """Read rows for which room was reserved, and keep them."""
-        recalled = self._recalled[column]
-        before = recalled.bytes
-        try:
-            recalled.keep(frames, log.read(MEMORY, column, frames))
-        finally:
-            self._release(len(frames) * recalled.width - (recalled.bytes - before))
+    def _keep(self, recalled: RecalledLines, frames: FrameNumbers, lines: Lines) -> None:
+        """Keep rows that were read, as many as there is room for."""
+        width, wanted = recalled.width, len(frames) - recalled.free
+        with self._lock:
+            # Layers are read on several threads.
+            if self._budget is not None:
+                wanted = min(wanted, (self._budget - self._recalled_bytes - self._newest_bytes) // width)
+            more = max(0, wanted)
+            self._recalled_bytes += more * width
+        kept = recalled.keep(frames, lines, more)
+        with self._lock:
+            self._refused_bytes += (len(frames) - kept) * width
 
     def _drop(self, recalled: RecalledLines) -> None:
         before = recalled.bytes
         recalled.drop_unused()
         self._release(before - recalled.bytes)
-
-    def _reserve(self, count: int) -> bool:
-        """Count so many bytes as recalled, if there is room for them: layers are read on several threads."""
-        with self._lock:
-            held = self._recalled_bytes + self._newest_bytes
-            fits = held + count <= (math.inf if self._budget is None else self._budget)
-            self._recalled_bytes += count * fits
-        return fits
 
     def _release(self, count: int) -> None:
         with self._lock:
@@ -193,7 +161,8 @@ class FrameArchive:
         frames = self._memory.frames
         live = self._gone.live(frames.start, frames.stop)
         lines = torch.zeros(len(frames), self._memory.index_bytes, dtype=torch.uint8)
-        lines[torch.from_numpy(live - frames.start)] = self.read(MEMORY, len(self._widths[MEMORY]) - 1, live)
+        own = self._opened.read(MEMORY, len(self._widths[MEMORY]) - 1, live)
+        lines[torch.from_numpy(live - frames.start)] = own
         return lines
 
     def compact(self, most: float = 0.0) -> None:

@@ -46,8 +46,8 @@ def split_fields(lines: Tensor, fields: Sequence[LineField]) -> list[Tensor]:
 class LineSource(Protocol):
     """Where lines are that are not in memory."""
 
-    def read(self, frames: FrameNumbers) -> Tensor:
-        """Return lines of frames, which rise, [n, bytes] uint8."""
+    def read(self, frames: FrameNumbers, out: NDArray[numpy.uint8]) -> None:
+        """Write lines of frames, which rise, into `out` [n, bytes]."""
 
 
 class FrameLines:
@@ -127,16 +127,11 @@ class FrameLines:
     def copy(self, frames: FrameNumbers) -> Tensor:
         """Return a copy of the lines of frames, which rise, [n, width]."""
         away = int(numpy.searchsorted(frames, self.held))
-        below = None
+        found = torch.empty(len(frames), self.width, dtype=self.dtype)
         if away:
             if self.below is None:
                 raise ValueError(f"frame {frames[0]} is nowhere")
-            below = self.below.read(frames[:away]).view(self.dtype)
-            if away == len(frames):
-                return below
-        found = torch.empty(len(frames), self.width, dtype=self.dtype)
-        if below is not None:
-            found[:away] = below
+            self.below.read(frames[:away], found[:away].view(torch.uint8).numpy())
         for buffer, own, begin, place in self._divided(frames[away:]):
             lines = torch.from_numpy(own - begin)
             torch.index_select(buffer, 0, lines, out=found[away + place : away + place + len(own)])

@@ -137,41 +137,51 @@ class StreamLog:
     def read(self, series: int, column: int, frames: FrameNumbers) -> Tensor:
         """Return lines [n, bytes] uint8 of frames, which rise and are in the log.
 
+        Raises:
+            StoreError: a line is damaged, or the file cannot be read.
+        """
+        lines = numpy.empty((len(frames), self.widths[series][column]), dtype=numpy.uint8)
+        self.read_into(series, column, frames, lines)
+        return torch.from_numpy(lines)
+
+    def read_into(self, series: int, column: int, frames: FrameNumbers, out: Lines) -> None:
+        """Write `read` into `out`, which lies in memory row after row.
+
         Neighbours are read together, with what lies between them as long as that is no more than what is wanted.
 
         Raises:
             StoreError: a line is damaged, or the file cannot be read.
         """
-        size = CHECKSUM + self.widths[series][column]
+        width = self.widths[series][column]
+        size = CHECKSUM + width
         before = sum(CHECKSUM + own for own in self.widths[series][:column])
-        lines = numpy.empty((len(frames), size), dtype=numpy.uint8)
-        flat, reads, taken = lines.reshape(-1).data, 0, 0
+        sums, reads, taken = numpy.empty((len(frames), CHECKSUM), dtype=numpy.uint8), 0, 0
         for extent, begin, end in self._runs(series, frames):
             first, count = int(frames[begin]), int(frames[end - 1] - frames[begin]) + 1
             offset = extent.offset + before * extent.count + (first - extent.first) * size
-            if count == end - begin:
-                self._read_into(flat[begin * size : end * size], offset)
+            if count == 1:
+                self._read_into([sums[begin].data, out[begin].data], offset)
             else:
-                block = self._read(count * size, offset).reshape(count, size)
-                lines[begin:end] = block[frames[begin:end] - first]
+                block = numpy.empty((count, size), dtype=numpy.uint8)
+                self._read_into([block.reshape(-1).data], offset)
+                own = block if count == end - begin else block[frames[begin:end] - first]
+                sums[begin:end], out[begin:end] = own[:, :CHECKSUM], own[:, CHECKSUM:]
             reads, taken = reads + 1, taken + count * size
-        self._verify(series, column, frames, lines)
+        self._verify(series, column, frames, sums, out)
         with self._lock:
             self.counts.disk_reads += reads
             self.counts.disk_read_bytes += taken
-            self.counts.disk_wanted_bytes += lines.nbytes
-        return torch.from_numpy(numpy.ascontiguousarray(lines[:, CHECKSUM:]))
+            self.counts.disk_wanted_bytes += len(frames) * size
 
-    def _verify(self, series: int, column: int, frames: FrameNumbers, lines: Lines) -> None:
-        """Refuse lines [frames, checksum and bytes] of which one is not what was written."""
-        flat, size = lines.reshape(-1).data, lines.shape[1]
-        own = self.identity + struct.pack("<BI", series, column)
-        digests = numpy.empty(len(frames), dtype="<u8")
-        for place, frame in enumerate(frames.tolist()):
-            digest = xxh3_64(own + struct.pack("<Q", frame))
-            digest.update(flat[place * size + CHECKSUM : (place + 1) * size])
-            digests[place] = digest.intdigest()
-        wrong = (numpy.ascontiguousarray(lines[:, :CHECKSUM]).view("<u8")[:, 0] != digests).nonzero()[0]
+    def _verify(self, series: int, column: int, frames: FrameNumbers, sums: Lines, lines: Lines) -> None:
+        """Refuse lines of frames of which one is not what was written, by their checksums."""
+        own, pack = self.identity + struct.pack("<BI", series, column), struct.Struct("<Q").pack
+        digests = []
+        for frame, line in zip(frames.tolist(), lines, strict=True):
+            digest = xxh3_64(own + pack(frame))
+            digest.update(line.data)
+            digests.append(digest.intdigest())
+        wrong = (sums.view("<u8")[:, 0] != numpy.array(digests, dtype="<u8")).nonzero()[0]
         if len(wrong):
             raise StoreError(
                 f"{self.path}: what is kept of frame {frames[wrong[0]]} is damaged; forget that frame, or load the "
@@ -270,16 +280,21 @@ class StreamLog:
 
     def _read(self, count: int, offset: int) -> Lines:
         block = numpy.empty(count, dtype=numpy.uint8)
-        self._read_into(block.data, offset)
+        self._read_into([block.data], offset)
         return block
 
-    def _read_into(self, view: memoryview, offset: int) -> None:
+    def _read_into(self, views: list[memoryview], offset: int) -> None:
+        """Fill views [bytes], one after the other."""
         try:
-            while view:
-                got = os.preadv(self._descriptor, (view,), offset)
+            while views:
+                got = os.preadv(self._descriptor, views, offset)
                 if got == 0:
                     raise StoreError(f"{self.path} ends too early: load the stream from a copy")
-                view, offset = view[got:], offset + got
+                offset += got
+                while views and got >= len(views[0]):
+                    got -= len(views.pop(0))
+                if got:
+                    views[0] = views[0][got:]
         except OSError as error:
             raise self._failed("read", error) from error
 
