@@ -21,7 +21,7 @@ from tests.stream.test_state import NAME, QUESTION, SMALL, kept
 FRAMES = 45
 PACKED: dict[str, Any] = {"positions": "packed"}
 EAGER: dict[str, Any] = {"splitting": "eager", "largest": 2, "retrieve_while_encoding": False}
-CLUSTERS: dict[str, Any] = {"retrieval": "clusters", "representatives": True, "largest": 2}
+CLUSTERS: dict[str, Any] = {"retrieval": "clusters", "representatives": True, "largest": 2, "clusters": 6}
 
 
 def logs(folder: Path) -> list[Path]:

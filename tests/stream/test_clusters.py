@@ -17,8 +17,9 @@ from emblema.stream.mosaic.clusters import (
     variance_of,
 )
 from emblema.stream.mosaic.frame_keys import FrameKeys
-from emblema.stream.mosaic.level import MaintenanceCounts, SemanticLevel, VisualLevel
+from emblema.stream.mosaic.level import MaintenanceCounts, SemanticLevel
 from emblema.stream.mosaic.retrieval import choose
+from emblema.stream.mosaic.visual import VisualLevel
 from emblema.stream.settings import AblationSettings
 
 SEEDS = st.integers(0, 10_000)
@@ -113,7 +114,7 @@ def test_an_index_holds_what_was_put_and_not_removed(seed: int) -> None:
         most = float(mean.abs().max()) * UPWARD**2
         torch.testing.assert_close(keys[0, slot], mean[:4].view(2, 2).mean(0), rtol=0, atol=most / KEY_MOST)
         torch.testing.assert_close(values[0, slot], mean[4:], rtol=0, atol=most / VALUE_MOST)
-        assert index.facts[slot].tolist() == [2, id + 2, *frames, group]
+        assert index.facts[slot].tolist() == [2, id + 2, *frames, group, 0]
         away = float((mean - probe).square().sum() - probe.square().sum())
         assert every[id] == pytest.approx(away, rel=1e-4, abs=1e-5)
         assert float(index.distances(probe, [id])) == pytest.approx(away, rel=1e-4, abs=1e-5)

@@ -15,6 +15,7 @@ from emblema.kv.rotation import PhaseBook
 from emblema.stream.features import mean_keys
 from emblema.stream.method import EvictedFrames
 from emblema.stream.mosaic.clusters import variance_of
+from emblema.stream.mosaic.level import ClusterLevel
 from emblema.stream.mosaic.memory import Mosaic
 from tests.engine.engines import engine
 from tests.families import picture, words
@@ -42,28 +43,36 @@ class StreamMachine(RuleBasedStateMachine):
         representatives=st.booleans(),
         parts=st.integers(1, 3),
         scoring=st.sampled_from(["pooled", "attention"]),
+        clusters=st.sampled_from([None, 2, 5, 9]),
     )
     def open(
         self, splitting: Any, retrieving: bool, positions: Any, tau: float, parts: int, scoring: Any, retrieval: Any,
-        geometry: Any, representatives: bool,
+        geometry: Any, representatives: bool, clusters: int | None,
     ) -> None:  # fmt: skip
         options: dict[str, Any] = {
             "window": 2, "block": 3, "sinks": 1, "budget": 5, "first": 4, "largest": 4, "pool": 1.5,
             "splitting": splitting, "prefetch": True, "retrieve_while_encoding": retrieving, "positions": positions,
             "tau_small": tau, "tau_large": tau, "parts": parts, "scoring": scoring if retrieval == "clusters" else None,
             "retrieval": retrieval, "geometry": geometry, "representatives": representatives,
+            "clusters": clusters,
         }  # fmt: skip
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(Mosaic, "admit", self.record(Mosaic.admit))
         self.stream = engine(NAME).stream("mosaic", template=False, **options)
 
+    def levels(self, memory: Mosaic) -> list[ClusterLevel]:
+        return [memory.visual, *memory.layers]
+
     def record(self, admit: Callable[[Mosaic, EvictedFrames], None]) -> Callable[[Mosaic, EvictedFrames], None]:
-        """Return `admit` with a copy of each layer's rows kept in `admitted`."""
+        """Return `admit` with a copy of each layer's rows kept in `admitted`; no level has too many clusters then."""
         self.admitted: list[tuple[LayerRows, ...]] = []
 
         def recorded(memory: Mosaic, evicted: EvictedFrames) -> None:
             self.admitted.append(tuple(LayerRows(own.keys.clone(), own.values.clone()) for own in evicted.layers))
             admit(memory, evicted)
+            most = memory.settings.ablation.clusters
+            if most is not None and memory.constructed:
+                assert all(len(level.clusters) <= most for level in self.levels(memory))
 
         return recorded
 
@@ -91,7 +100,7 @@ class StreamMachine(RuleBasedStateMachine):
 
     def shape(self) -> list[list[int]]:
         parts = self.parts()
-        levels = [] if parts is None else [parts[0].visual, *parts[0].layers]
+        levels = [] if parts is None else self.levels(parts[0])
         return [sorted(level.clusters) for level in levels]
 
     def parts(self) -> tuple[Mosaic, Any] | None:
@@ -106,7 +115,7 @@ class StreamMachine(RuleBasedStateMachine):
             return
         memory, recent = parts
         near = {int(frame) for frame in recent.frames if frame >= 0} | set(range(recent.done, recent.count))
-        for level in (memory.visual, *memory.layers):
+        for level in self.levels(memory):
             far = sorted(frame for cluster in level.clusters.values() for frame in cluster.frames)
             assert sorted([*far, *near]) == list(range(self.stream.frames))
 
@@ -124,7 +133,7 @@ class StreamMachine(RuleBasedStateMachine):
     def statistics_are_those_of_the_members(self) -> None:
         if (parts := self.parts()) is None:
             return
-        for level in (parts[0].visual, *parts[0].layers):
+        for level in self.levels(parts[0]):
             for cluster in level.clusters.values():
                 vectors = level.vectors_of(cluster.frames)
                 torch.testing.assert_close(level.index.mean(cluster.id), vectors.mean(0), rtol=1e-4, atol=1e-4)
@@ -155,11 +164,13 @@ class StreamMachine(RuleBasedStateMachine):
         if (parts := self.parts()) is None:
             return
         memory, _ = parts
-        for level in (memory.visual, *memory.layers):
+        for level in self.levels(memory):
             for cluster in level.clusters.values():
                 assert cluster.lazy == bool(cluster.waiting)
                 assert all(level.clusters[id].parent == cluster.id for id in cluster.waiting)
                 assert cluster.parent is None or cluster.id in level.clusters[cluster.parent].waiting
+                assert level.index.facts[level.index.slot(cluster.id), 5] == cluster.wide
+                assert not (cluster.wide and cluster.lazy)
 
     def teardown(self) -> None:
         if hasattr(self, "stream"):

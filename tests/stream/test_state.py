@@ -26,7 +26,10 @@ def kept(folder: Path, name: str = NAME) -> Engine:
     return Engine(item.model, item.bundle, store=folder)
 
 
-@pytest.mark.parametrize("options", [{}, {"retrieve_while_encoding": True, "positions": "packed"}], ids=str)
+MERGED: dict[str, Any] = {"retrieval": "clusters", "representatives": True, "clusters": 4}
+
+
+@pytest.mark.parametrize("options", [{}, {"retrieve_while_encoding": True, "positions": "packed", **MERGED}], ids=str)
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize("count", [2, 22])
 def test_a_loaded_stream_goes_on_as_it_was(name: str, count: int, options: dict[str, Any], tmp_path: Path) -> None:
@@ -38,7 +41,7 @@ def test_a_loaded_stream_goes_on_as_it_was(name: str, count: int, options: dict[
         past = stream.prefill(QUESTION, at=1.0)
         stream.push(frames[count:])
         later = stream.prefill(QUESTION)
-        held = stream.bytes
+        held, clusters = stream.bytes, stream.clusters
     with kept(tmp_path, name) as made, made.load_stream("walk", template=False) as stream:
         assert stream.frames == count and stream.settings.window == 3
         assert stream.prefill(QUESTION).equal(now)
@@ -46,7 +49,7 @@ def test_a_loaded_stream_goes_on_as_it_was(name: str, count: int, options: dict[
         with pytest.raises(StreamError, match="time does not go back"):
             stream.push(frames[count], at=0.5)
         stream.push(frames[count:])
-        assert stream.prefill(QUESTION).equal(later)
+        assert stream.prefill(QUESTION).equal(later) and stream.clusters == clusters
         assert stream.bytes.host["rows"] <= held.host["rows"] * 1.5
 
 

@@ -52,6 +52,8 @@ class AblationSettings:
         direction: `relaxing` lets large clusters be wider (Mosaic, equation 5), `tightening` small ones (its text).
         largest: frames in a semantic cluster, at most; None for 512, or 8 where clusters are retrieved.
         first: frames in the first partition.
+        clusters: clusters of a level at most, when a block ends; old ones are merged where there are more. None for
+            any number.
     """
 
     batched: bool = True
@@ -74,9 +76,12 @@ class AblationSettings:
     direction: Direction = "tightening"
     largest: int | None = None
     first: int = 16
+    clusters: int | None = 1024
 
     def __post_init__(self) -> None:
         _check_counts(self, {"first": 1, "parts": 1})
+        if self.clusters is not None:
+            _check_counts(self, {"clusters": 1})
         if self.largest is not None:
             _check_counts(self, {"largest": 2})
         choices = {

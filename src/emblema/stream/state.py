@@ -18,7 +18,7 @@ from torch import Tensor
 from emblema.errors import StoreError, StreamError
 from emblema.store.files import make_folder, write_whole
 
-VERSION = 6
+VERSION = 7
 FACTS = "facts"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 """What a saved stream may be called."""

@@ -5,7 +5,11 @@ and eight for values around the layer's centre, with a scale for each head of a 
 centre is what all keys of a layer have in common; it is often much larger than the differences.
 """
 
+import math
+
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from emblema.stream.buffers import give_back, grown, host_buffer
@@ -109,7 +113,7 @@ class CentroidIndex:
         self._slots: dict[int, int] = {}
         self._groups: dict[int, list[int]] = {}
         self._means, self._squares = torch.zeros(0, width), torch.zeros(0)
-        self._facts = torch.zeros(0, 5, dtype=torch.float64)
+        self._facts = torch.zeros(0, 6, dtype=torch.float64)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -126,7 +130,7 @@ class CentroidIndex:
 
     @property
     def facts(self) -> Tensor:
-        """[clusters, 5] float64 on the host: members, mean frame, first frame, last frame, group."""
+        """[clusters, 6] float64 on the host: members, mean frame, first and last frame, group, and 1 where wide."""
         return self._facts[: len(self)]
 
     def slot(self, id: int) -> int:
@@ -146,21 +150,40 @@ class CentroidIndex:
         if id not in self._slots:
             self._reserve(len(self) + 1)
             self._slots[id] = len(self)
+            self._facts[len(self), 5] = 0
             self.ids.append(id)
             self._groups.setdefault(group, []).append(id)
         slot = self._slots[id]
         self._put_mean(slot, mean)
         facts = (len(frames), sum(frames) / len(frames), min(frames), max(frames), group)
-        self._facts[slot] = torch.tensor(facts, dtype=torch.float64)
+        self._facts[slot, :5] = torch.tensor(facts, dtype=torch.float64)
 
     def add_frame(self, id: int, mean: Tensor, frame: int) -> None:
         """Count one more member of a cluster, and set its new mean."""
         slot = self._slots[id]
         self._put_mean(slot, mean)
         facts = self._facts.numpy()[slot]
+        facts[1] = (_total(facts) + frame) / (facts[0] + 1)
         facts[0] += 1
-        facts[1] += (frame - facts[1]) / facts[0]
         facts[2], facts[3] = min(facts[2], frame), max(facts[3], frame)
+
+    def join(self, id: int, other: int, mean: Tensor) -> None:
+        """Count the members of another cluster as a cluster's, and set its new mean; the other's row is as it was."""
+        slot = self._slots[id]
+        self._put_mean(slot, mean)
+        facts, more = self._facts.numpy()[slot], self._facts.numpy()[self._slots[other]]
+        facts[1] = (_total(facts) + _total(more)) / (facts[0] + more[0])
+        facts[0] += more[0]
+        facts[2], facts[3] = min(facts[2], more[2]), max(facts[3], more[3])
+
+    def set_wide(self, id: int, wide: bool) -> None:
+        """Set whether a cluster is wide."""
+        self._facts.numpy()[self._slots[id], 5] = wide
+
+    def closed(self, ids: list[int] | None, largest: int | None) -> Tensor:
+        """Return which clusters take in no more states: wide ones, and those of `largest`; None: all, by row."""
+        facts = self.facts if ids is None else self._facts[torch.tensor([self._slots[id] for id in ids])]
+        return (facts[:, 5] > 0) | (facts[:, 0] >= (math.inf if largest is None else largest))
 
     def _put_mean(self, slot: int, mean: Tensor) -> None:
         self._means[slot] = mean
@@ -258,6 +281,11 @@ class FrameVectors:
     def restore(self, first: int, vectors: Tensor) -> None:
         """Go on from the vectors of frames from `first` on."""
         self._vectors, self.first, self.count, self._left = vectors, first, len(vectors), 0
+
+
+def _total(facts: NDArray[numpy.float64]) -> float:
+    """Return the sum of a cluster's frames, exactly, from its row of facts: so it matters not how they came."""
+    return float(round(facts[0] * facts[1]))
 
 
 def _rounded(vectors: Tensor, most: int) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,8 @@ class Cluster:
         lazy: it grew too wide while it was on the host, and is cut when it is fetched.
         waiting: clusters of one frame that came to it since then.
         parent: the cluster that this one waits for.
+        wide: it was merged and is wider than is allowed: it takes in no more states, none waits for it, and it is
+            never cut.
     """
 
     id: int
@@ -36,6 +38,7 @@ class Cluster:
     lazy: bool = False
     waiting: list[int] = field(default_factory=list)
     parent: int | None = None
+    wide: bool = False
 
     @property
     def size(self) -> int:
@@ -55,6 +58,16 @@ def add_to_statistics(vector: Tensor, mean: Tensor, variance: float, size: int) 
 def variance_of(vectors: Tensor) -> float:
     """Return the mean squared distance of states [n, width] from their mean."""
     return float((vectors - vectors.mean(0)).square().sum(1).mean())
+
+
+def joined_statistics(
+    means: tuple[Tensor, Tensor], variances: tuple[float, float], sizes: tuple[int, int]
+) -> tuple[Tensor, float]:
+    """Return mean and variance of the states of two clusters, from means [width] and variances of each."""
+    (first, second), count = means, sum(sizes)
+    away, share = second - first, sizes[1] / count
+    within = (1 - share) * variances[0] + share * variances[1]
+    return first + share * away, within + share * (1 - share) * float(away @ away)
 
 
 class RunningVariance:

@@ -1,9 +1,12 @@
-"""The two levels of clusters: visual ones that all layers share, and semantic ones of each layer inside them.
+"""Levels of clusters, and those of one layer inside the visual ones that all layers share.
 
 A new state joins its nearest cluster where that stays narrow enough (Mosaic, VI). Else the cluster's statistics do not
 change: the state waits as a cluster of its own, and the wide cluster is flagged. When a frame of that one is fetched
 for a query, the states that wait are merged into it and it is cut in two. A cluster that waits and takes in a second
 state waits no longer.
+
+A level has a bound: near clusters of about the same age are merged where there are more. One that is wider then than
+is allowed is done with: it takes in no state, none waits for it, and it is not cut.
 """
 
 import math
@@ -21,15 +24,19 @@ from emblema.stream.mosaic.clusters import (
     RunningVariance,
     add_to_statistics,
     cut_in_two,
+    joined_statistics,
     partition,
     variance_of,
 )
 from emblema.stream.mosaic.frame_keys import FrameKeys
+from emblema.stream.mosaic.merging import surplus_pairs
 from emblema.stream.settings import AblationSettings
 from emblema.stream.state import StreamState
 
 EQUAL = 4e-4
 """Variance, as a share of the squared length of a level's mean state, that is none: such states are nearly equal."""
+SUMMARISED = 512
+"""Frames that a cluster's summary is made of, at most."""
 
 
 @dataclass(slots=True)
@@ -42,6 +49,7 @@ class MaintenanceCounts:
         cuts: clusters cut in two.
         put_off: states that waited because a cut was put off.
         settled: of those, states that no longer wait as they became a cluster of their own.
+        merged: clusters merged into others because there were too many.
     """
 
     absorbed: int = 0
@@ -49,6 +57,7 @@ class MaintenanceCounts:
     cuts: int = 0
     put_off: int = 0
     settled: int = 0
+    merged: int = 0
 
     def counts(self, prefix: str) -> dict[str, float]:
         """Return all counts by name."""
@@ -66,10 +75,13 @@ class ClusterLevel(ABC):
         watched: whether clusters may grow too wide.
 
     Attributes:
+        grouped: whether clusters are compared inside their group alone.
         clusters: by id.
         home: the cluster of each frame.
         touched: clusters of which a frame was fetched since a block ended or a question was answered.
     """
+
+    grouped = True
 
     def __init__(
         self,
@@ -116,7 +128,7 @@ class ClusterLevel(ABC):
         """Follow a change of a cluster's members."""
 
     def _merging(self, cluster: Cluster, other: Cluster) -> None:  # noqa: B027
-        """Follow that a cluster is merged into the one that it waited for; both are there still."""
+        """Follow that a cluster is merged into another one; both are there still."""
 
     def _divided(self, cluster: Cluster, parts: list[Cluster]) -> None:
         """Follow that other clusters took the place of one."""
@@ -161,7 +173,7 @@ class ClusterLevel(ABC):
         if free is not None and (variance := self._variance_with(free, vector)) is not None:
             self._absorb(free, frame, vector, variance)
             return free
-        # A full cluster is no wide one, and two states that do not fit are two clusters as they are.
+        # A full cluster is not cut, nor is a wide one, and two states that do not fit are two clusters as they are.
         if nearest is None or nearest is not free or nearest.size == 1:
             return self._found(frame, group, None if nearest is None else nearest.parent)
         if self.settings.splitting == "eager" or nearest.id in self.touched:
@@ -175,17 +187,17 @@ class ClusterLevel(ABC):
         return waiting
 
     def _nearest(self, vector: Tensor, group: int | None) -> tuple[Cluster | None, Cluster | None]:
-        """Return the nearest cluster of a group (None: of all), and the nearest one that is not full."""
+        """Return the nearest cluster of a group (None: of all), and the nearest one that takes in states."""
         ids = self.index.ids if group is None else self.index.group(group)
         if not ids:
             return None, None
         distances = self.index.distances(vector, None if group is None else ids)
         nearest = self.clusters[ids[int(distances.argmin())]]
-        if self._largest is None or nearest.size < self._largest:
+        if not nearest.wide and (self._largest is None or nearest.size < self._largest):
             return nearest, nearest
-        full = torch.tensor([self.clusters[id].size >= self._largest for id in ids])
-        place = int(distances.masked_fill(full, torch.inf).argmin())
-        return nearest, None if bool(full[place]) else self.clusters[ids[place]]
+        closed = self.index.closed(None if group is None else ids, self._largest)
+        place = int(distances.masked_fill(closed, torch.inf).argmin())
+        return nearest, None if bool(closed[place]) else self.clusters[ids[place]]
 
     def _variance_with(self, cluster: Cluster, vector: Tensor) -> float | None:
         """Return a cluster's variance with one more state; None if it would be too wide (Mosaic, VI-A)."""
@@ -253,13 +265,52 @@ class ClusterLevel(ABC):
                 vectors = self.vectors_of(cluster.frames)
                 cluster.variance = variance_of(vectors) if cluster.size > 1 else 0.0
                 self.index.put(id, vectors.mean(0), cluster.frames, cluster.group)
+                if cluster.wide:
+                    self._compare_width(cluster)
                 self._changed(cluster)
                 continue
-            self.release(cluster)
-            for waiting in list(cluster.waiting):
-                self.release(self.clusters[waiting])
+            self._part_from_others(cluster)
             self.remove(id)
         self.spread.begin(self.vectors_of(live))
+
+    def _part_from_others(self, cluster: Cluster) -> None:
+        """Let a cluster wait for none, and none wait for it."""
+        self.release(cluster)
+        for waiting in list(cluster.waiting):
+            self.release(self.clusters[waiting])
+
+    def _compare_width(self, cluster: Cluster) -> None:
+        """Set whether a cluster that was merged is wider than is allowed."""
+        cluster.wide = cluster.variance > self._bound(cluster.size - 1)
+        self.index.set_wide(cluster.id, cluster.wide)
+
+    def reduce(self, most: int, now: int) -> None:
+        """Merge near clusters of about the same age until there are at most `most`, or one for each group.
+
+        Args:
+            now: the next frame.
+        """
+        for by_age in (True, False):
+            while pairs := surplus_pairs(self.index, most, now if by_age else None, self.grouped):
+                for first, second in pairs:
+                    self._join(self.clusters[first], self.clusters[second])
+
+    def _join(self, cluster: Cluster, other: Cluster) -> None:
+        """Merge two clusters into the one that has more frames, or else came first."""
+        if (other.size, -other.frames[0]) > (cluster.size, -cluster.frames[0]):
+            cluster, other = other, cluster
+        for each in (cluster, other):
+            self._part_from_others(each)
+        means, sizes = (self.index.mean(cluster.id), self.index.mean(other.id)), (cluster.size, other.size)
+        mean, cluster.variance = joined_statistics(means, (cluster.variance, other.variance), sizes)
+        self._merging(cluster, other)
+        cluster.frames += other.frames
+        self.home.update(dict.fromkeys(other.frames, cluster.id))
+        self.index.join(cluster.id, other.id, mean)
+        self.remove(other.id)
+        self._compare_width(cluster)
+        self._counts.merged += 1
+        self._changed(cluster)
 
     def refine(self, id: int) -> None:
         """Cut a cluster of which a frame was fetched, if its cut was put off."""
@@ -292,6 +343,9 @@ class ClusterLevel(ABC):
             self.release(self.clusters[id])
         self.remove(cluster.id)
         made = [self.create(frames, group) for frames, group in parts]
+        if cluster.wide:
+            for part in made:
+                self._compare_width(part)
         self._divided(cluster, made)
         return made
 
@@ -313,6 +367,7 @@ class ClusterLevel(ABC):
             self.clusters[cluster.id] = cluster
             self.home.update(dict.fromkeys(cluster.frames, cluster.id))
             self.index.put(cluster.id, mean, cluster.frames, cluster.group)
+            self.index.set_wide(cluster.id, cluster.wide)
             self._changed(cluster)
 
 
@@ -381,8 +436,11 @@ class SemanticLevel(ClusterLevel):
         return mean + self.keys.centre.expand(self.keys.parts, -1, -1).flatten()
 
     def _changed(self, cluster: Cluster) -> None:
-        keys = self.keys.of(torch.tensor(cluster.frames)).flatten(1)
-        means = torch.cat((keys, self._values.of(cluster.frames)), dim=1).mean(0)
+        frames, size = cluster.frames, cluster.size
+        if size > SUMMARISED:
+            frames = [frames[place * size // SUMMARISED] for place in range(SUMMARISED)]
+        keys = self.keys.of(torch.tensor(frames)).flatten(1)
+        means = torch.cat((keys, self._values.of(frames)), dim=1).mean(0)
         self.summaries.put(self.index.slot(cluster.id), means)
 
     def construct(self, groups: Sequence[tuple[int, list[int]]]) -> None:
@@ -429,69 +487,3 @@ class SemanticLevel(ClusterLevel):
         if "centre" in state.tensors:
             self._set_centre(state.tensors["centre"])
         self.restore_clusters(state.part("level"))
-
-
-class VisualLevel(ClusterLevel):
-    """Clusters by what the vision tower saw, shared by all layers; what is cut here is divided in every layer.
-
-    Attributes:
-        divided: semantic clusters that were divided because their visual one was cut.
-    """
-
-    def __init__(
-        self, settings: AblationSettings, width: int, layers: Sequence[SemanticLevel], counts: MaintenanceCounts
-    ) -> None:
-        watched = settings.levels in ("both", "visual")
-        super().__init__(settings, counts, CentroidIndex(width, None), None, watched)
-        self.divided = 0
-        self._layers, self._width, self._vectors = layers, width, FrameVectors()
-
-    @property
-    def bytes(self) -> int:
-        """Bytes on the host."""
-        return self.index.bytes + self._vectors.bytes
-
-    def add(self, frames: range, embeddings: Tensor, live: Sequence[int]) -> None:
-        """Add frames: mean embeddings [frames, width]; `live` are those that were not forgotten."""
-        for frame, vector in zip(frames, self._normed(embeddings), strict=True):
-            self._vectors.add(frame, vector)
-        for vector in self.vectors_of(live):
-            self.spread.add(vector)
-
-    def clear(self, frames: Tensor) -> None:
-        self._vectors.clear(frames)
-
-    def drop(self, until: int) -> None:
-        self._vectors.drop(until)
-
-    def vectors_of(self, frames: Sequence[int]) -> Tensor:
-        return self._vectors.of(list(frames))
-
-    def construct(self) -> list[tuple[int, list[int]]]:
-        """Make the first partition; return number and frames of every cluster."""
-        return [(cluster.id, cluster.frames) for cluster in self.partition([(None, sorted(self.home))])]
-
-    def _own_group(self, cluster: Cluster) -> None:
-        return None
-
-    def _merging(self, cluster: Cluster, other: Cluster) -> None:
-        self._move(other.id, dict.fromkeys(other.frames, cluster.id))
-
-    def _divided(self, cluster: Cluster, parts: list[Cluster]) -> None:
-        super()._divided(cluster, parts)
-        self._move(cluster.id, {frame: part.id for part in parts for frame in part.frames})
-
-    def _move(self, group: int, homes: dict[int, int]) -> None:
-        self.divided += sum(layer.move(group, homes) for layer in self._layers)
-
-    @property
-    def fields(self) -> list[LineField]:
-        return [LineField((self._width,), VECTORS)]
-
-    def index_of(self, frames: range) -> list[Tensor]:
-        return [self._vectors.index_of(frames)]
-
-    def restore(self, state: StreamState, first: int, vectors: Tensor) -> None:
-        """Go on from a saved state, and the vectors of frames from `first` on."""
-        self._vectors.restore(first, vectors)
-        self.restore_clusters(state)

@@ -22,10 +22,14 @@ from emblema.stream.method import (
     VisibleRange,
 )
 from emblema.stream.mosaic.frame_keys import FrameKeys
-from emblema.stream.mosaic.level import MaintenanceCounts, SemanticLevel, VisualLevel
+from emblema.stream.mosaic.level import MaintenanceCounts, SemanticLevel
 from emblema.stream.mosaic.postings import Postings
 from emblema.stream.mosaic.retrieval import choose_clusters, choose_frames, frames_of, other_centroids
+from emblema.stream.mosaic.visual import VisualLevel
 from emblema.stream.state import StreamState
+
+SLACK = 8
+"""Where clusters are merged, one for so many of the bound goes too: so many blocks pass before it is done again."""
 
 
 class Mosaic(Method):
@@ -103,6 +107,7 @@ class Mosaic(Method):
         for frame in live:
             self._assign(frame)
         self._release()
+        self._reduce()
 
     @property
     def frame_bytes(self) -> int:
@@ -149,6 +154,17 @@ class Mosaic(Method):
                 level.construct(groups)
             self.constructed = True
 
+    def _reduce(self) -> None:
+        """Merge clusters where a level has too many.
+
+        All levels together: a layer has at least one cluster for each visual one.
+        """
+        most, levels = self._ablation.clusters, (self.visual, *self.layers)
+        if most is None or not self.constructed or max(len(level.clusters) for level in levels) <= most:
+            return
+        for level in levels:
+            level.reduce(most - most // SLACK, self.frames.stop)
+
     def prepare(self, visible: VisibleRange) -> None:
         self._fetcher.clear()
         self._retrieved.clear()
@@ -185,7 +201,7 @@ class Mosaic(Method):
             return choose_frames(self.keys[layer], self.postings[layer], query, visible, self.settings, self._gone)
         level = self.layers[layer]
         slots = choose_clusters(level, query, visible, self.settings)
-        return [frames_of(level, own, visible) for own in slots]
+        return [frames_of(level, own, visible, self.settings.budget) for own in slots]
 
     def _prefetch(self, layer: int, query: Query, visible: VisibleRange, taken: FrameNumbers) -> None:
         """Copy the frames that a layer is likely to ask for; `taken` are those of the layer before it."""

@@ -74,7 +74,10 @@ def choose_frames(
 def choose_clusters(
     level: SemanticLevel, query: Query, visible: VisibleRange, settings: StreamSettings
 ) -> list[Counts]:
-    """Return the index rows of the clusters that each group retrieves, by their summaries."""
+    """Return the index rows of the clusters that each group retrieves, by their summaries.
+
+    One with more frames than the budget counts as just filling it.
+    """
     ablation, index, summaries = settings.ablation, level.index, level.summaries
     sizes = visible_sizes(level, visible)
     if ablation.scoring == "pooled":
@@ -83,14 +86,18 @@ def choose_clusters(
         logits = summaries.logits(query.states, len(index))
         scores = query.score_by_attention(logits, torch.from_numpy(sizes).to(logits.device))
     groups = index.facts[:, 4].long().numpy()
+    sizes = sizes if settings.budget is None else numpy.minimum(sizes, settings.budget)
     return [choose(own.double().cpu().numpy(), sizes, groups, settings.budget, ablation.breadth) for own in scores]
 
 
-def frames_of(level: SemanticLevel, slots: Counts, visible: VisibleRange) -> FrameNumbers:
-    """Return the frames of clusters that may be seen, rising."""
-    frames = [frame for slot in slots for frame in level.clusters[level.index.ids[slot]].frames]
-    found = numpy.sort(numpy.array(frames, dtype=numpy.int64))
-    return found[(found >= visible.low) & (found < visible.high)]
+def frames_of(level: SemanticLevel, slots: Counts, visible: VisibleRange, most: int | None) -> FrameNumbers:
+    """Return the frames of clusters that may be seen, rising; of one with more than `most`, so many evenly in time."""
+    parts = [numpy.zeros(0, dtype=numpy.int64)]
+    for slot in slots:
+        own = numpy.sort(numpy.array(level.clusters[level.index.ids[slot]].frames, dtype=numpy.int64))
+        own = own[(own >= visible.low) & (own < visible.high)]
+        parts.append(own if most is None or len(own) <= most else own[numpy.arange(most) * len(own) // most])
+    return numpy.sort(numpy.concatenate(parts))
 
 
 def visible_sizes(level: SemanticLevel, visible: VisibleRange) -> Counts:
