@@ -42,6 +42,29 @@ def test_batched_is_frame_by_frame(positions: str, retrieving: bool) -> None:
     assert counts["visual_clusters"] == single["visual_clusters"] > 1
 
 
+@pytest.mark.parametrize("retrieving", [True, False])
+def test_cuts_of_a_question_wait_for_the_next_frames_and_are_the_same(retrieving: bool) -> None:
+    wide = {"tau_small": 0.3, "tau_large": 0.6}
+    frames, options = shown("qwen2_5_vl", 64), {**SMALL, **wide, "budget": 5, "retrieve_while_encoding": retrieving}
+    with (
+        engine("qwen2_5_vl").stream(template=False, **options) as later,
+        engine("qwen2_5_vl").stream(template=False, **options) as once,
+    ):
+        waited = 0
+        for start in range(0, len(frames), 4):
+            for stream in (later, once):
+                stream.push(frames[start : start + 4])
+            for text in (QUESTION, QUESTION[2:]):
+                before = later.counts["visual_cuts"]
+                logits = [stream.prefill(text) for stream in (later, once)]
+                assert logits[0].equal(logits[1])
+                assert later.counts["visual_cuts"] == before
+                once.settle()
+                waited += once.counts["visual_cuts"] > before
+        assert waited
+        assert later.clusters == once.clusters and later.counts["visual_cuts"] == once.counts["visual_cuts"]
+
+
 @pytest.mark.parametrize("guess", ["queries", "frames"])
 @pytest.mark.parametrize("positions", ["native", "packed"])
 def test_prefetching_changes_no_bit(positions: str, guess: str) -> None:

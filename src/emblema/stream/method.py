@@ -219,7 +219,10 @@ class Method:
         return Selection()
 
     def settle(self) -> None:
-        """End a reading. Work that waited for rows on the device is done."""
+        """End a reading. Work that waited for rows on the device is done, or left for `catch_up`."""
+
+    def catch_up(self) -> None:
+        """Do what is left of readings. It is done before the next frames are read in any case."""
 
     @property
     def frame_bytes(self) -> int:

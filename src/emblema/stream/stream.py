@@ -138,6 +138,7 @@ class Stream:
         """Frames of each visual cluster by its number, in order; none for a method without clusters."""
         if self._parts is None or not isinstance(self._parts[1], Mosaic):
             return {}
+        self._parts[1].catch_up()
         return {id: tuple(sorted(cluster.frames)) for id, cluster in self._parts[1].visual.clusters.items()}
 
     def push(self, frames: Any, at: float | Sequence[float] | None = None) -> int:
@@ -263,13 +264,14 @@ class Stream:
         """Return the logits after the question, [vocab] float32; arguments and errors as `ask`."""
         question = self._question(text, after)
         logits = self._prefill(question, self._visible(at, window, between), 0)[1].logits
-        self.settle()
+        self.memory.settle()
         return logits
 
     def settle(self) -> None:
-        """Cut clusters whose cut waited until they were on the device; every question and block does."""
+        """Cut clusters whose cut waited until they were on the device; every block does, and some questions."""
         if self._parts is not None:
             self._parts[1].settle()
+            self._parts[1].catch_up()
 
     def save(self, name: str) -> Path:
         """Write what has come since the last save to the engine's folder; frames that wait are encoded first.
@@ -423,6 +425,7 @@ class Stream:
         recent, memory = self._complete()
         if not isinstance(memory, Mosaic):
             raise StreamError(f"a stream with the method {memory.name!r} has no clusters: use mosaic")
+        memory.catch_up()
         writer = ChunkWriter(recent, memory, self.turn.markers)
         return [writer.store(frames, self._session.store) for frames in chunk_frames(recent, memory, most)]
 
@@ -582,7 +585,7 @@ class Stream:
                 shares = sorted(self.memory.retrieved().items())
                 seen = range(visible.low, visible.high)
                 moments = tuple(Moment(frame, self.log.times[frame], share) for frame, share in shares if frame in seen)
-                self.settle()
+                self.memory.settle()
                 counts = {name: count - before.get(name, 0) for name, count in self.counts.items()}
                 usage = StreamUsage(
                     self.method,

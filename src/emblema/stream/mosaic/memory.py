@@ -67,6 +67,8 @@ class Mosaic(Method):
         self.since: list[list[int]] | None = None
         self._gone = context.log.gone
         self._retrieved: Counter[int] = Counter()
+        # Visual clusters of which questions fetched frames since frames were looked at last.
+        self._due: list[int] = []
 
     def _level(self, keys: FrameKeys, layout: LayerLayout) -> SemanticLevel:
         values = (0, 0) if layout.kind == "latent" else layout.values
@@ -171,6 +173,8 @@ class Mosaic(Method):
 
     def read(self, layer: int, query: Query, visible: VisibleRange) -> Selection:
         ablation = self._ablation
+        if query.purpose == "frames":
+            self.catch_up()
         retrieving = query.purpose == "question" or ablation.retrieve_while_encoding
         if not self.visual.home or not (retrieving or ablation.representatives):
             return Selection()
@@ -225,11 +229,21 @@ class Mosaic(Method):
         return StreamRows(kv, self.positions.written(frames), frames.repeat_interleave(self.positions.tokens))
 
     def settle(self) -> None:
-        self._refine()
+        if self.layers:
+            self._refine()
+        else:
+            # No question depends on visual clusters alone: their cuts can wait until it is answered.
+            self._due += sorted(self.visual.touched)
         self._release()
+
+    def catch_up(self) -> None:
+        due, self._due = self._due, []
+        for id in due:
+            self.visual.refine(id)
 
     def _refine(self) -> None:
         """Do the cuts that waited for clusters of which frames were fetched."""
+        self.catch_up()
         for level in (*self.layers, self.visual):
             for id in sorted(level.touched):
                 level.refine(id)
@@ -289,6 +303,7 @@ class Mosaic(Method):
 
     def state(self) -> StreamState:
         """Return the state for a file, without the postings and what frames have each for themselves."""
+        self.catch_up()
         facts = {"constructed": self.constructed, "first": self.frames.start, "count": len(self.frames)}
         state = StreamState({}, facts)
         state.put("visual", self.visual.state())
