@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from emblema.kv.layout import LayerLayout, LayerRows
-from emblema.stream.buffers import LEAST_MAPPED, grown, host_buffer
+from emblema.stream.buffers import LEAST_LARGE, LEAST_MAPPED, grown, host_buffer
 from emblema.stream.host_rows import HostRows, RowFetcher, Transfers
 from emblema.stream.mosaic.centroids import FrameVectors
 from emblema.stream.mosaic.frame_keys import FrameKeys
@@ -85,6 +85,32 @@ def test_a_buffer_that_grows_keeps_its_rows_and_zeros_follow(rows: int) -> None:
     assert torch.equal(larger[:rows], held) and not larger[rows:].any() and len(larger) == rows + 3
     assert not grown(held, 3, 1)[0].any() and torch.equal(grown(held, 3, 1)[1:rows], held[1:])
     assert larger.dtype == torch.float32 and grown(torch.zeros(0, 4, dtype=torch.uint8), 2).shape == (2, 4)
+
+
+def wants_large_pages(address: int) -> bool:
+    """Return whether large pages were asked for where an address lies."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *words = line.split()
+        if "-" in name and not name.endswith(":"):
+            start, end = (int(number, 16) for number in name.split("-"))
+            inside = start <= address < end
+        elif inside and name == "VmFlags:":
+            return "hg" in words
+    raise ValueError("nothing lies there")
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="the system has no large pages to ask for"
+)
+def test_keys_lie_in_large_pages_also_after_a_load() -> None:
+    keys, loaded = FrameKeys(4, 4, 64), FrameKeys(4, 4, 64)
+    keys.add(range(7, 7 + 2**13), torch.randn(2**13, 4, 4, 64))
+    loaded.restore(keys.state(), *keys.index_of(range(7, 7 + 2**13)))
+    for own in (keys, loaded):
+        assert own.rows.nbytes >= 2 * LEAST_LARGE and wants_large_pages(own.rows.ctypes.data + LEAST_LARGE)
+    held = host_buffer((LEAST_LARGE,), torch.uint8)
+    assert not wants_large_pages(held.data_ptr() + LEAST_LARGE // 2)
 
 
 def resident() -> int:

@@ -9,27 +9,43 @@ import ctypes
 import math
 import mmap
 import sys
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 LEAST_MAPPED = 128 * 2**10
 """Bytes of a buffer that has a mapping of its own, at least: the allocator's own bound before it moves."""
+LEAST_LARGE = 4 * 2**20
+"""Bytes of a buffer that lies in large pages where the system has them, at least: one may stay empty."""
 
 
-def host_buffer(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return zeros on the host."""
+def host_buffer(shape: tuple[int, ...], dtype: torch.dtype, scattered: bool = False) -> Tensor:
+    """Return zeros on the host.
+
+    Args:
+        scattered: short rows are read from all over the buffer. A long one lies in large pages then, so that the
+            processor need not look for the page of each.
+    """
     count = math.prod(shape)
     if count * dtype.itemsize < LEAST_MAPPED:
         return torch.zeros(shape, dtype=dtype)
     mapping = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if scattered and len(mapping) >= LEAST_LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        # A system that was built without them refuses.
+        with suppress(OSError):
+            mapping.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(mapping, dtype=dtype).view(shape)
 
 
-def grown(held: Tensor, more: int, begin: int = 0) -> Tensor:
-    """Return a buffer with `more` rows of zeros after those of `held`, on its device; rows before `begin` are zeros."""
+def grown(held: Tensor, more: int, begin: int = 0, scattered: bool = False) -> Tensor:
+    """Return a buffer with `more` rows of zeros after those of `held`, on its device; rows before `begin` are zeros.
+
+    Args:
+        scattered: as of `host_buffer`.
+    """
     shape = (len(held) + more, *held.shape[1:])
-    larger = host_buffer(shape, held.dtype) if held.device.type == "cpu" else held.new_zeros(shape)
+    larger = host_buffer(shape, held.dtype, scattered) if held.device.type == "cpu" else held.new_zeros(shape)
     larger[begin : len(held)] = held[begin:]
     return larger
 

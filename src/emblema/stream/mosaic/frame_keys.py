@@ -71,7 +71,9 @@ class FrameKeys:
         stop = self.count + len(keys)
         if stop > len(self._keys):
             more = max(stop, int(1.5 * len(self._keys))) - len(self._keys)
-            self._keys, self._scales = (grown(own, more, self._left) for own in (self._keys, self._scales))
+            self._keys, self._scales = (
+                grown(own, more, self._left, scattered=True) for own in (self._keys, self._scales)
+            )
         away = keys - self._centre
         scales = (away.abs().amax(-1).clamp_min(1e-12) * UPWARD / MOST).to(SCALES)
         self._keys[self.count : stop] = (away / scales[..., None].float()).round().to(torch.int8)
@@ -138,6 +140,6 @@ class FrameKeys:
 
     def restore(self, state: StreamState, keys: Tensor, scales: Tensor) -> None:
         """Go on from a saved state, and the keys of its frames; no frame has come yet."""
-        self._keys, self._scales = keys, scales
+        self._keys, self._scales = (grown(own, 0, scattered=True) for own in (keys, scales))
         self._centre = state.tensors.get("centre")
         self.first, self.count, self._left = state.facts["first"], len(self._keys), 0
