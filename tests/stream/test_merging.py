@@ -91,9 +91,27 @@ def test_a_wide_cluster_takes_in_no_state_and_is_not_cut() -> None:
     assert inside is narrow and not wide.lazy
     level.refine(wide.id)
     assert len(level.clusters) == 3 and level.clusters[wide.id].size == 6
+    for part in level.divide(wide, [([0, 1, 5], None), ([2, 3, 4], None)]):
+        assert part.wide and bool(level.index.closed([part.id], None))
+    wide = level.clusters[level.home[5]]
     # Forgetting may leave what is narrow.
     level.forget([0, 1, 2, 3, 4], [5, 6, 7, 8, 9, 10])
     assert not wide.wide and not bool(level.index.closed([wide.id], None))
+
+
+def test_merged_clusters_are_restored_as_they_were() -> None:
+    vectors = states(300).half().float()
+    level, again = level_of(vectors[:200]), VisualLevel(AblationSettings(), 5, [], MaintenanceCounts())
+    level.reduce(20, 200)
+    again.restore(level.state(), 0, vectors[:200].half())
+    assert sum(cluster.wide for cluster in again.clusters.values()) > 3
+    for own in (level, again):
+        own.add(range(200, 300), vectors[200:], range(200, 300))
+        for frame in range(200, 300):
+            own.take(frame)
+        own.reduce(20, 300)
+    assert again.index.facts.equal(level.index.facts) and again.index.means.equal(level.index.means)
+    assert again.clusters == level.clusters
 
 
 def test_a_cluster_that_is_merged_neither_waits_nor_is_waited_for() -> None:
