@@ -1,7 +1,8 @@
 """Clusters of frames in one space, their running statistics, and how states are divided (Mosaic, V-B and VI-A)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +44,11 @@ class Cluster:
     @property
     def size(self) -> int:
         return len(self.frames)
+
+    def facts(self) -> dict[str, Any]:
+        """Return all of it but the frames, of which there may be many."""
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "frames"}
+        return {**own, "waiting": list(self.waiting)}
 
 
 def add_to_statistics(vector: Tensor, mean: Tensor, variance: float, size: int) -> tuple[Tensor, float]:

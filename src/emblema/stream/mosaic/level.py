@@ -12,8 +12,9 @@ is allowed is done with: it takes in no state, none waits for it, and it is not 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -351,9 +352,12 @@ class ClusterLevel(ABC):
 
     def state(self) -> StreamState:
         """Return the state for a file: clusters in the order of their rows in the index."""
-        clusters = [asdict(self.clusters[id]) for id in self.index.ids]
-        tensors = {"means": self.index.means} if clusters else {}
-        state = StreamState(tensors, {"clusters": clusters, "next": self._next})
+        clusters = [self.clusters[id] for id in self.index.ids]
+        members = numpy.fromiter((frame for cluster in clusters for frame in cluster.frames), dtype=numpy.int64)
+        sizes = self.index.facts[:, 0].long()
+        tensors = {"means": self.index.means, "sizes": sizes, "members": torch.from_numpy(members)}
+        facts = {"clusters": [cluster.facts() for cluster in clusters], "next": self._next}
+        state = StreamState(tensors if clusters else {}, facts)
         state.put("spread", self.spread.state())
         return state
 
@@ -361,9 +365,11 @@ class ClusterLevel(ABC):
         """Go on from a saved state; vectors were restored before, and no cluster is there yet."""
         self.spread.restore(state.part("spread"))
         self._next = state.facts["next"]
-        clusters = state.facts["clusters"]
-        for facts, mean in zip(clusters, state.tensors["means"] if clusters else (), strict=True):
-            cluster = Cluster(**facts)
+        if not (clusters := state.facts["clusters"]):
+            return
+        members = state.tensors["members"].split(state.tensors["sizes"].tolist())
+        for facts, frames, mean in zip(clusters, members, state.tensors["means"], strict=True):
+            cluster = Cluster(frames=frames.tolist(), **facts)
             self.clusters[cluster.id] = cluster
             self.home.update(dict.fromkeys(cluster.frames, cluster.id))
             self.index.put(cluster.id, mean, cluster.frames, cluster.group)
