@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from emblema.stream.forgotten import ForgottenFrames
 from emblema.stream.method import Query, VisibleRange
-from emblema.stream.mosaic import compiled, kernels
+from emblema.stream.mosaic import compiled, compiling, kernels
 from emblema.stream.mosaic.compiled import COLUMNS, LoopKernels
 from emblema.stream.mosaic.frame_keys import FrameKeys
 from emblema.stream.mosaic.kernel_loading import load_kernels
@@ -21,6 +21,7 @@ from emblema.stream.mosaic.kernels import ArrayKernels, Asked, Marks
 from emblema.stream.mosaic.orders import Numbers, Scores
 from emblema.stream.mosaic.postings import PAGE, Postings
 from emblema.stream.mosaic.retrieval import choose_frames
+from emblema.stream.mosaic.tiles import LANES, MOST
 from emblema.stream.settings import StreamSettings, change_settings
 
 SEEDS = st.integers(0, 10_000)
@@ -101,6 +102,48 @@ def test_the_same_keys_are_gathered(seed: int, heads: int, width: int, count: in
     assert_array_equal(found[0][entries >= 0], found[1][entries >= 0])
 
 
+WIDTHS = st.sampled_from([5, LANES, 12, 3 * LANES, 64])
+QUERIES = st.sampled_from([1, 7, LANES, LANES + 3, MOST, MOST + 1])
+
+
+@given(SEEDS, st.integers(1, 3), QUERIES, WIDTHS, st.integers(1, 70))
+def test_products_with_keys_are_the_same_but_for_rounding(
+    seed: int, heads: int, queries: int, width: int, count: int
+) -> None:
+    made = numpy.random.default_rng(seed)
+    keys = made.integers(-127, 128, (50 * heads, width)).astype(numpy.int8)
+    scales = torch.rand(len(keys), generator=torch.Generator().manual_seed(seed)).bfloat16().view(torch.int16).numpy()
+    entries = some_entries(seed, heads, count) % 50
+    # Rows of a longer array do not follow one another.
+    states = drawn(seed, (heads, 2 * queries, width), False)[:, ::2]
+    found = [own.compare(states, keys, scales, entries).transpose(0, 2, 1) for own in (ARRAYS, LOOPS)]
+    assert found[1].shape == (heads, count, queries)
+    assert_allclose(found[0][entries >= 0], found[1][entries >= 0], rtol=1e-5, atol=1e-3)
+
+
+@given(SEEDS, st.integers(1, 3), QUERIES, WIDTHS, st.integers(1, 70), st.sampled_from([1e-6, 1.0, 1e3]))
+def test_products_with_means_are_the_same_but_for_rounding(
+    seed: int, heads: int, queries: int, width: int, codes: int, size: float
+) -> None:
+    means = (size * drawn(seed + 1, (heads, codes + 3, width), False)).astype(numpy.float16)
+    states = drawn(seed, (heads, queries, width), False)
+    found = [own.products(states, means, codes) for own in (ARRAYS, LOOPS)]
+    assert found[1].shape == (heads, queries, codes)
+    assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-4 * size)
+
+
+def test_every_half_is_read_as_it_is() -> None:
+    bits = numpy.arange(2**16, dtype=numpy.uint16).view(numpy.float16)
+    every = bits[numpy.isfinite(bits)]
+    means = numpy.zeros((1, len(every), LANES), numpy.float16)
+    means[0, :, 3] = every
+    states = numpy.zeros((1, 2, LANES), numpy.float32)
+    states[0, 1, 3] = 1
+    found = LOOPS.products(states, means, len(every))
+    assert not found[0, 0].any()
+    assert_array_equal(found[0, 1], every.astype(numpy.float32))
+
+
 @given(SEEDS, SHAPES, st.booleans(), st.booleans(), st.integers(1, 3), st.integers(1, 90), st.booleans())
 def test_the_same_lines_are_chosen_given_the_same_sums(
     seed: int, shape: tuple[int, int, int], coarse: bool, several: bool, groups: int, budget: int, known: bool
@@ -129,7 +172,9 @@ def test_keys_that_are_not_placed_are_chosen_by_their_attention_alone() -> None:
 
 
 class SameSums(LoopKernels):
-    """Compiled kernels, but for sums of exponentials."""
+    """Compiled kernels, but for products and sums of exponentials."""
+
+    products, compare = ArrayKernels.products, ArrayKernels.compare
 
     def choose(
         self, logits: Scores, known: Scores | None, entries: Numbers | None, parts: int, asked: Asked
@@ -184,7 +229,7 @@ def test_nothing_is_kept_where_no_folder_can_be_written(monkeypatch: pytest.Monk
         return lambda function: function
 
     monkeypatch.setattr(numba, "njit", refusing)
-    assert compiled.compiled("f4(f4)")(abs) is abs and asked == [True, False]
+    assert compiling.compiled("f4(f4)")(abs) is abs and asked == [True, False]
 
 
 @pytest.mark.parametrize("there", [True, False])

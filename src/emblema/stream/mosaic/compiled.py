@@ -4,42 +4,23 @@ They run on one thread, hold no state, and give the interpreter's lock back. Com
 folder that can be written.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import numba
 import numpy
-from llvmlite import ir
-from numba.core import cgutils
-from numba.extending import intrinsic
 from numpy import float32, int32
 from numpy.typing import NDArray
 
-from emblema.stream.mosaic.kernels import BIG, RANKS, ArrayKernels, Asked, Marks, fill_up
+from emblema.stream.mosaic.compiling import compiled, prefetch
+from emblema.stream.mosaic.kernels import BIG, RANKS, ArrayKernels, Asked, Halves, Marks, fill_up
 from emblema.stream.mosaic.orders import Numbers, Scores
+from emblema.stream.mosaic.tiles import AHEAD, LANES, MOST, compare, products
 
 COLUMNS = 64
 """A row is looked at as a table of so many columns: the highest of each is found without a branch, and noted."""
-AHEAD = 64
-"""Keys that are asked for before they are read."""
 LOWEST, HIDDEN = float32(-87.0), float32(-BIG)
 LOG2E, LN2_HIGH, LN2_LOW = float32(1.44269504), float32(0.693359375), float32(-2.12194440e-4)
 NO_SCORES, NO_ENTRIES = numpy.zeros((0, 0), numpy.float32), numpy.zeros((0, 0), numpy.int64)
 LOOSE = {"reassoc", "nsz"}
 """Sums may be added in any order; no product is added without being rounded, as NumPy does not either."""
-
-
-def compiled(*signatures: str, **options: Any) -> Callable[[Any], Any]:
-    """Compile a function for its signatures at once; without a cache where no folder for one can be written."""
-
-    def wrap(function: Any) -> Any:
-        settings = {"nogil": True, "error_model": "numpy", **options}
-        try:
-            return numba.njit(list(signatures), cache=True, **settings)(function)
-        except (RuntimeError, OSError):
-            return numba.njit(list(signatures), **settings)(function)
-
-    return wrap
 
 
 @numba.njit(fastmath=LOOSE, inline="always")
@@ -149,21 +130,6 @@ def visit(products, lengths, reach, counts, wanted, mass, seen, highest):
         if rank * queries >= wanted and found.sum() >= wanted * heads and 2 * found.min() >= wanted:
             return True
     return False
-
-
-@intrinsic
-def prefetch(typing_context, address):
-    """Have the line of memory at an address loaded into the processor's cache, without waiting for it."""
-
-    def build(context, builder, signature, arguments):
-        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-        kinds = [pointer.type, ir.IntType(32), ir.IntType(32), ir.IntType(32)]
-        call = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0")
-        # For reading, near, of data.
-        builder.call(call, [pointer, *(ir.Constant(ir.IntType(32), number) for number in (0, 3, 1))])
-        return context.get_dummy_value()
-
-    return numba.void(numba.uint64), build
 
 
 @compiled(
@@ -284,6 +250,12 @@ def choose(logits, known, entries, parts, groups, count, budget):
 class LoopKernels(ArrayKernels):
     """Compiled kernels, where a loop is quicker than an array's own operations."""
 
+    def products(self, states: Scores, means: Halves, codes: int) -> Scores:
+        if states.shape[1] > MOST or states.shape[2] % LANES:
+            return super().products(states, means, codes)
+        found: Scores = products(numpy.ascontiguousarray(states), means.view(numpy.int16), codes)
+        return found
+
     def visit(
         self, products: Scores, lengths: Scores, reach: Scores, counts: Scores, wanted: int
     ) -> tuple[Scores, Marks]:
@@ -303,6 +275,14 @@ class LoopKernels(ArrayKernels):
         end: int,
     ) -> Numbers:
         found: Numbers = collect(seen, shown, pages, begin, end)
+        return found
+
+    def compare(
+        self, states: Scores, keys: NDArray[numpy.int8], scales: NDArray[numpy.int16], entries: Numbers
+    ) -> Scores:
+        if states.shape[1] > MOST or states.shape[2] % LANES:
+            return super().compare(states, keys, scales, entries)
+        found: Scores = compare(numpy.ascontiguousarray(states), keys, scales, entries)
         return found
 
     def gather(self, keys: NDArray[numpy.int8], scales: NDArray[numpy.int16], entries: Numbers) -> Scores:

@@ -113,6 +113,8 @@ class FrameKeys:
             states: [heads, queries, width], those of all query heads that share a key head.
             entries: [heads, n] as `of_heads`; -1 for none, whose product is of no use.
         """
+        if states.device.type == "cpu":
+            return torch.from_numpy(self.kernels.compare(states.numpy(), self.rows, self._scale_bits, entries))
         keys = torch.from_numpy(self.kernels.gather(self.rows, self._scale_bits, entries))
         return states @ keys.to(states.device).transpose(1, 2)
 

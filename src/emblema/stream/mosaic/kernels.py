@@ -13,6 +13,7 @@ BIG = float(numpy.finfo(numpy.float32).max)
 RANKS = 16
 """Codes of a query's order that are told apart."""
 Marks = NDArray[numpy.bool]
+Halves = NDArray[numpy.float16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,19 @@ class Asked:
 
 
 class Kernels(Protocol):
-    """What the search does number by number. Both kinds choose the same, but for how sums of exponentials are rounded.
+    """What the search does number by number. Both kinds choose the same, but for how sums are rounded.
 
-    Arrays lie in memory one row after the other.
+    Arrays lie in memory one row after the other, states aside.
     """
+
+    def products(self, states: Scores, means: Halves, codes: int) -> Scores:
+        """Return products of queries with the first means of their head, [heads, queries, codes].
+
+        Args:
+            states: [heads, queries, width].
+            means: [heads, codes or more, width].
+            codes: of a head.
+        """
 
     def visit(
         self, products: Scores, lengths: Scores, reach: Scores, counts: Scores, wanted: int
@@ -71,6 +81,16 @@ class Kernels(Protocol):
             begin: at least 0.
         """
 
+    def compare(
+        self, states: Scores, keys: NDArray[numpy.int8], scales: NDArray[numpy.int16], entries: Numbers
+    ) -> Scores:
+        """Return products of queries with keys of their head, [heads, queries, n]; of an entry -1 one of no use.
+
+        Args:
+            states: [heads, queries, width].
+            keys, scales, entries: as for `gather`.
+        """
+
     def gather(self, keys: NDArray[numpy.int8], scales: NDArray[numpy.int16], entries: Numbers) -> Scores:
         """Return keys times their scales, [heads, n, width]; of an entry -1 those of any.
 
@@ -98,6 +118,10 @@ class Kernels(Protocol):
 
 class ArrayKernels:
     """Kernels of a few calls to NumPy each."""
+
+    def products(self, states: Scores, means: Halves, codes: int) -> Scores:
+        own = torch.from_numpy(means)[:, :codes].float()
+        return (torch.from_numpy(states) @ own.transpose(1, 2)).numpy()
 
     def visit(
         self, products: Scores, lengths: Scores, reach: Scores, counts: Scores, wanted: int
@@ -141,6 +165,12 @@ class ArrayKernels:
         found = numpy.full((len(seen), int(sizes.max())), -1, dtype=numpy.int64)
         found[numpy.arange(found.shape[1]) < sizes[:, None]] = entries[inside]
         return found
+
+    def compare(
+        self, states: Scores, keys: NDArray[numpy.int8], scales: NDArray[numpy.int16], entries: Numbers
+    ) -> Scores:
+        own = torch.from_numpy(self.gather(keys, scales, entries))
+        return (torch.from_numpy(states) @ own.transpose(1, 2)).numpy()
 
     def gather(self, keys: NDArray[numpy.int8], scales: NDArray[numpy.int16], entries: Numbers) -> Scores:
         rows = entries * len(entries) + numpy.arange(len(entries))[:, None]

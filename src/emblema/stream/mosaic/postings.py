@@ -261,7 +261,7 @@ class Postings:
         """
         held = max(map(len, self._lists))
         kernels, counts = self._keys.kernels, self._counts.numpy()
-        products = (states @ self._means[:, :held].float().transpose(1, 2)).numpy()
+        products = kernels.products(states.numpy(), self._means.numpy(), held)
         lengths = torch.linalg.vector_norm(states, dim=2).clamp_min_(1e-12).numpy()
         if self._visited is None:
             # Of a long list no more than `SHOWN` pages are visited.
