@@ -38,6 +38,7 @@ def test_runs_are_those_of_a_set(seed: int) -> None:
             low, high = sorted(chance.sample(range(100), 2))
             live = [frame for frame in range(low, high) if frame not in held]
             assert own.live(low, high).tolist() == live
+            assert own.count_live(low, high) == len(live)
             assert [frame for run in own.live_runs(range(low, high)) for frame in run] == live
             assert [frame in own for frame in range(100)] == [frame in held for frame in range(100)]
             assert own.first() == next(frame for frame in range(200) if frame not in held)

@@ -44,6 +44,10 @@ class ForgottenFrames:
         runs = [numpy.arange(run.start, run.stop) for run in self.live_runs(range(low, high))]
         return numpy.concatenate(runs) if runs else numpy.zeros(0, dtype=numpy.int64)
 
+    def count_live(self, low: int, high: int) -> int:
+        """Return how many frames `live` returns."""
+        return sum(map(len, self.live_runs(range(low, high))))
+
     def first(self) -> int:
         """Return the first frame that is not forgotten."""
         return self._stops[0] if self._starts and self._starts[0] == 0 else 0

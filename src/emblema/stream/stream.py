@@ -589,7 +589,7 @@ class Stream:
                 counts = {name: count - before.get(name, 0) for name, count in self.counts.items()}
                 usage = StreamUsage(
                     self.method,
-                    len(self.log.gone.live(visible.low, visible.high)),
+                    self.log.gone.count_live(visible.low, visible.high),
                     len(moments),
                     start.row,
                     seconds,

@@ -40,7 +40,7 @@ def choose_frames(
     """
     low, high = max(visible.low, keys.first), min(visible.recent, visible.high, keys.first + keys.count)
     budget, parts = settings.budget, keys.parts
-    live = sum(map(len, gone.live_runs(range(low, high))))
+    live = gone.count_live(low, high)
     if budget is None or live <= budget:
         return [gone.live(low, high)] * query.count
     groups = query.groups.cpu().numpy()
