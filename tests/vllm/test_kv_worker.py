@@ -12,6 +12,7 @@ import torch
 from emblema.kv.host_copies import HostCopier
 from emblema.kv.layout import LayerRows
 from emblema.link.plan import LinkPlan
+from emblema.plugin import patch_forming
 from emblema.plugin.request_plan import ChunkStubs, build_prompt
 from emblema.plugin.shards import ShardStore
 from emblema.plugin.staging import StagingOrder
@@ -182,7 +183,7 @@ def test_forming_yields_to_steps(worker: KVWorker, monkeypatch: pytest.MonkeyPat
     names = "abcdefgh"
     put(worker.store.whole, request(*names))
     formed: list[float] = []
-    form = kv_worker.form_patch
+    form = patch_forming.form_patch
 
     def slow(*args: Any) -> Any:
         formed.append(time.monotonic())
@@ -191,7 +192,7 @@ def test_forming_yields_to_steps(worker: KVWorker, monkeypatch: pytest.MonkeyPat
             pass
         return form(*args)
 
-    monkeypatch.setattr(kv_worker, "form_patch", slow)
+    monkeypatch.setattr(patch_forming, "form_patch", slow)
     worker.begin_step(StepMetadata())
     worker.save(StepMetadata(patches=(patches(*names),)))
     until = time.monotonic() + 0.6

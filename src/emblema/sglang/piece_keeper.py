@@ -9,18 +9,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from emblema.errors import LoadError
 from emblema.kv.chunk import Chunk
 from emblema.kv.host_copies import PendingCopies
-from emblema.kv.patch import form_patch
-from emblema.link.forming import deficits_of
-from emblema.link.prompt import Prompt, Segment
+from emblema.link.prompt import Prompt
 from emblema.plugin.copied_rows import CopiedRows, layers_of
 from emblema.plugin.model_spec import ModelSpec
+from emblema.plugin.patch_forming import form_prompt_patches
 from emblema.plugin.request_plan import PatchNeed
 from emblema.plugin.work_thread import WorkThread
 from emblema.store import Store
-from emblema.store.store import TenantStore
 
 WAITING_PROMPTS = 16
 WAITING_BYTES = 256 * 2**20
@@ -140,22 +137,7 @@ class PieceKeeper:
                 self._prompts.append(prompt)
                 continue
             try:
-                self._form(prompt, store)
+                copied = {start: CopiedRows(start, layers_of(rows)) for start, rows in prompt.copied.items()}
+                form_prompt_patches(self._spec, prompt.prompt, prompt.needs, copied, store)
             finally:
                 self._leave(prompt.size)
-
-    def _form(self, prompt: ComputedPrompt, store: TenantStore) -> None:
-        places: dict[tuple[str, tuple[str, ...]], Segment] = {}
-        for segment, chunk in prompt.prompt.chunk_segments:
-            places.setdefault((chunk.id, prompt.prompt.antecedents(segment)), segment)
-        for key, rank, layers in prompt.needs:
-            place = places.get((key.chunk, key.antecedents))
-            if place is None:
-                continue
-            table = CopiedRows(place.start, layers_of(prompt.copied[place.start]))
-            with store.lease([key.chunk]) as lease:
-                if lease.missing:
-                    raise LoadError(key.chunk, "it is not in the store any more")
-                rows = lease.rows[key.chunk]
-                deficits = deficits_of(self._spec, table, prompt.prompt, place, rows, set(layers))
-                store.put_artifact(key, form_patch(deficits, rank, self._spec.dtype))

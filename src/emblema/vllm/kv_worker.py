@@ -11,15 +11,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from emblema.errors import EmblemaError, LoadError
+from emblema.errors import EmblemaError
 from emblema.kv.chunk import Encoded
 from emblema.kv.host_copies import HostCopier, PendingCopies
-from emblema.kv.patch import form_patch
-from emblema.link.forming import deficits_of
-from emblema.link.prompt import Segment
 from emblema.plugin.copied_rows import CopiedRows, layers_of
 from emblema.plugin.model_spec import ModelSpec
-from emblema.plugin.shards import ShardStore, TenantShards
+from emblema.plugin.patch_forming import form_prompt_patches
+from emblema.plugin.shards import ShardStore
 from emblema.plugin.staging import RowStager, StagingOrder
 from emblema.plugin.stored_pairs import StoredPairs
 from emblema.plugin.work_thread import WorkThread, log_failure
@@ -351,28 +349,19 @@ class KVWorker:
                 self._prompts.append(prompt)
                 continue
             try:
-                self._form(prompt.capture, prompt.copied, store)
+                wanted = prompt.capture
+                form_prompt_patches(self._host_spec, wanted.prompt, wanted.needs, prompt.copied, store, self._turn)
             finally:
                 self.waiting.leave(prompt.size)
 
-    def _form(self, prompt: PatchCapture, copied: dict[int, CopiedRows], store: TenantShards) -> None:
-        places: dict[tuple[str, tuple[str, ...]], Segment] = {}
-        for segment, chunk in prompt.prompt.chunk_segments:
-            places.setdefault((chunk.id, prompt.prompt.antecedents(segment)), segment)
-        for key, rank, layers in prompt.needs:
-            place = places.get((key.chunk, key.antecedents))
-            if place is None:
-                continue
-            self._rest()
-            began = time.thread_time()
-            with store.lease([key.chunk]) as lease:
-                if lease.missing:
-                    raise LoadError(key.chunk, "it is not in the store any more")
-                rows = lease.rows[key.chunk]
-                deficits = deficits_of(self._host_spec, copied[place.start], prompt.prompt, place, rows, set(layers))
-                store.put_artifact(key, form_patch(deficits, rank, self._spec.dtype))
-            rest = (time.thread_time() - began) * (1 / FORMING_SHARE - 1)
-            self._form_from = max(self._form_from, time.monotonic() + rest)
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Form a patch when it may be, and rest after it for as long as its share of the time asks."""
+        self._rest()
+        began = time.thread_time()
+        yield
+        rest = (time.thread_time() - began) * (1 / FORMING_SHARE - 1)
+        self._form_from = max(self._form_from, time.monotonic() + rest)
 
     def _rest(self) -> None:
         """Wait until the worker is idle, or forming has its share of the time again."""
