@@ -7,7 +7,8 @@ from emblema.link.policy.costs import Costs
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.session.linker import Linker
-from emblema.session.pair_memory import PairMemories, PairSettings
+from emblema.session.pair_memories import PairMemories
+from emblema.session.pair_memory import PairSettings
 from emblema.session.patch_worker import PatchWorker
 from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.requests import LinkRequest

@@ -11,8 +11,7 @@ from emblema.kv.pairs import ChunkPairs, PairBasis, PairSighting, learn, make_ba
 from emblema.plugin import stored_pairs
 from emblema.plugin.request_plan import ChunkStubs, build_prompt
 from emblema.plugin.stored_pairs import StoredPairs, TenantPairs, unfit_for_pairs
-from emblema.session.pair_bases import KeptBasis, PairBases
-from emblema.session.pair_memory import FOLDER
+from emblema.session.pair_bases import FOLDER, KeptBasis, PairBases
 from emblema.store import Store
 from emblema.store.keys import ArtifactKey, ArtifactKind
 from tests.vllm.requests import SPEC, TOKENS, put, request

@@ -18,7 +18,8 @@ from emblema.link.policy.fidelity import divergence
 from emblema.link.policy.policy import Lane
 from emblema.link.prompt import ChunkPart, Prompt, RowState, TextPart
 from emblema.session import pair_memory
-from emblema.session.pair_memory import PairMemories, PairMemory, PairSettings
+from emblema.session.pair_memories import PairMemories
+from emblema.session.pair_memory import PairMemory, PairSettings
 from emblema.session.pair_rows import names_all
 from emblema.store.keys import ArtifactKey, ArtifactKind
 

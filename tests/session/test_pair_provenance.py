@@ -7,7 +7,8 @@ from benchmarks.tasks.episodes import TEMPLATES, Plan, facts, make_episode
 from benchmarks.tasks.world import Episode
 from emblema import Engine, Policy
 from emblema.link.policy.fidelity import Sample, divergence
-from emblema.session.pair_memory import PairMemories, PairSettings
+from emblema.session.pair_memories import PairMemories
+from emblema.session.pair_memory import PairSettings
 
 WINDOW = 6
 LEARNS = Policy(canary=0, sightings=15, learning_share=None)

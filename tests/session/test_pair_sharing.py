@@ -18,8 +18,8 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.pairs import ChunkPairs, PairBasis, make_basis, width_of
 from emblema.plugin.request_plan import ChunkStubs, build_prompt
 from emblema.session import pair_bases
-from emblema.session.pair_bases import LOCK, KeptBasis, PairBases
-from emblema.session.pair_memory import FOLDER, PairMemory, PairSettings
+from emblema.session.pair_bases import FOLDER, LOCK, KeptBasis, PairBases
+from emblema.session.pair_memory import PairMemory, PairSettings
 from emblema.session.pair_rows import ChunkShares, LinkedRows
 from emblema.store import Store
 from emblema.store.files import hold_lock

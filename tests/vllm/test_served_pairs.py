@@ -15,8 +15,8 @@ from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.link.plan import Recomputation
 from emblema.link.policy.policy import Policy
 from emblema.plugin.stored_pairs import StoredPairs
-from emblema.session.pair_bases import PairBases
-from emblema.session.pair_memory import FOLDER, PairSettings
+from emblema.session.pair_bases import FOLDER, PairBases
+from emblema.session.pair_memory import PairSettings
 from emblema.session.requests import LinkRequest
 from emblema.store import Store
 from emblema.store.identity import request_salt

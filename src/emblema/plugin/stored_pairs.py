@@ -11,8 +11,7 @@ from torch import Tensor
 from emblema.kv.artifacts import Artifact
 from emblema.kv.pairs import ChunkPairs, Composed, compose_pairs, width_of, without
 from emblema.plugin.model_spec import ModelSpec
-from emblema.session.pair_bases import KeptBasis, PairBases
-from emblema.session.pair_memory import FOLDER
+from emblema.session.pair_bases import FOLDER, KeptBasis, PairBases
 from emblema.store import Store
 from emblema.store.keys import ArtifactKey, ArtifactKind
 from emblema.store.store import TenantStore

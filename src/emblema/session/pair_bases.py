@@ -19,6 +19,8 @@ from emblema.store.files import hold_lock, make_folder, write_whole
 
 log = logging.getLogger(__name__)
 
+FOLDER = "pairs"
+"""In a store's folder."""
 LARGEST = 256 * 2**20
 """Bytes of a file that is read."""
 VERSION = 1

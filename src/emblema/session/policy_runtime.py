@@ -22,7 +22,8 @@ from emblema.link.taken_rows import ShareSample
 from emblema.models.adapter import Adapter
 from emblema.session.canary import Canary, CanaryStatistics, lanes_of
 from emblema.session.fidelity_logs import FidelityLogs
-from emblema.session.pair_memory import PairMemories, PairMemory
+from emblema.session.pair_memories import PairMemories
+from emblema.session.pair_memory import PairMemory
 from emblema.session.pair_rows import linked_rows, names_all, teaches
 from emblema.session.patch_worker import FormingStatistics, PatchJob, PatchWorker
 from emblema.session.requests import LinkRequest, Prefill
