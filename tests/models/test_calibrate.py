@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from emblema.kv.layout import RotaryBand
+from emblema.models import calibrate
 from emblema.models.adapter import Adapter
 from emblema.models.selfcheck import selfcheck
 from tests import families as matrix
@@ -112,3 +114,15 @@ def test_one_table_per_layer_type() -> None:
 def test_latent_cache() -> None:
     layout = matrix.loaded("kimi_k25").adapter.layouts[0]
     assert (layout.kind, layout.keys, layout.values) == ("latent", (1, 24), (1, 8))
+
+
+def test_nothing_is_searched_after_a_band_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched, assign = [], calibrate._assign
+
+    def noted(rows: torch.Tensor, band: RotaryBand, *given: Any) -> RotaryBand:
+        searched.append(band.pairing)
+        return assign(rows, band, *given)
+
+    monkeypatch.setattr(calibrate, "_assign", noted)
+    adapter = Adapter(behind_llava(DECODERS["llama3"][0]))
+    assert searched == ["half"] * len(adapter.layouts)

@@ -7,7 +7,7 @@ pair are fitted.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,19 +210,18 @@ def _columns(cos: Tensor, sin: Tensor) -> list[int]:
 
 def _candidates(
     rows: Tensor, slot: Slot, points: Tensor, fitted: int, name: str, table: DecoderTable
-) -> list[tuple[RotaryBand, Tensor, Tensor]]:
+) -> Iterator[tuple[RotaryBand, Tensor, Tensor]]:
+    """Yield the bands that may be, one after another: what each explains best is searched for, and takes long."""
     cos, sin = _table_at(table, points)
     columns = _columns(cos, sin)
     width, features = 2 * len(columns), rows.shape[-1]
     if width > features:
         columns, width = columns[: features // 2], features // 2 * 2
-    found = []
     pairings: tuple[Pairing, ...] = ("half", "pairs")
     for start in dict.fromkeys((0, features - width)):
         for pairing in pairings:
             band = RotaryBand(slot, pairing, start, width, name, (0,) * (width // 2), tuple(columns))
-            found.append((_assign(rows, band, points, fitted, cos, sin, columns), cos, sin))
-    return found
+            yield _assign(rows, band, points, fitted, cos, sin, columns), cos, sin
 
 
 def _pairs(rows: Tensor, band: RotaryBand) -> Tensor:
