@@ -1,6 +1,7 @@
 """What is kept, what goes first, whose it is, and what outlasts the index."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from emblema.errors import CapacityError, LoadError, StoreError
 from emblema.store import format
 from emblema.store.disk import DiskTier
-from emblema.store.disk.index import remove_index
+from emblema.store.disk.index import Index, IndexRow, remove_index
 from emblema.store.record import SHARED, Terms
 from tests.store.disk.records import (
     ALICE,
@@ -345,3 +346,28 @@ def test_reading_does_not_wait_for_a_write_under_way(tier: DiskTier) -> None:
         thread.start()
         thread.join(10)
         assert found == [0]
+
+
+@pytest.mark.parametrize("pieces", [1, 40])
+def test_a_scan_finds_every_row_whose_file_is_gone_with_its_folder(tier: DiskTier, pieces: int) -> None:
+    for number in range(pieces):
+        put(tier, f"piece {number}")
+    shutil.rmtree(tier.path / "pieces")
+    (tier.path / "pieces").mkdir()
+    assert tier.files.scan().lost == pieces
+    assert not list(tier.entries()) and tier.bytes == 0
+
+
+def test_a_scan_reads_no_part_of_the_index_that_has_no_rows(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        put(tier, name)
+    read, shard = [], Index.shard
+
+    def noted(index: Index, number: int) -> list[IndexRow]:
+        read.append(number)
+        return shard(index, number)
+
+    monkeypatch.setattr(Index, "shard", noted)
+    assert tier.files.scan().restored == 2
+    # Rows whose ids are no bytes are with the first.
+    assert read == sorted({0, *(int(id_of(name)[:2], 16) for name in ("a", "b"))})

@@ -381,6 +381,16 @@ class Index:
         query = "SELECT id FROM pieces WHERE ends <= ? AND (expires IS NOT NULL OR idle IS NOT NULL)"
         return [id.hex() for (id,) in self._writer.execute(query, (now,))]
 
+    def shards(self) -> frozenset[int]:
+        """Return numbers of shards, of which all others have no rows."""
+        found, query = {0}, "SELECT min(id) FROM pieces WHERE id >= ?"
+        while (number := max(found) + 1) < 256:
+            ((least,),) = self._writer.execute(query, (bytes([number]),)).fetchall()
+            if least is None:
+                break
+            found.add(least[0])
+        return frozenset(found)
+
     def shard(self, number: int) -> list[IndexRow]:
         """Return the rows of ids that start with this byte, unchecked; with 0 also those whose ids are no bytes."""
         # Bytes are after numbers and texts in sqlite's order.

@@ -56,8 +56,9 @@ class Scan:
         self._pins = folder.pins()
         shards = dict(self._shards())
         lost = 0
+        listed = index.shards()
         for number in range(256):
-            rows = {row.id: row for row in index.shard(number)}
+            rows = {row.id: row for row in index.shard(number)} if number in listed else {}
             for file in self._pieces(shards.get(number)):
                 self._compare(file, rows)
             for key in rows:
