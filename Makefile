@@ -11,7 +11,8 @@ BIN := $(VENV)/bin
 OLD := .venv-519
 SERVED := .venv-vllm
 BESIDE := .venv-sglang
-PYTEST = OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+# Tests that were compiled once are not compiled again, whatever the environment says: ten seconds of each process.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup servers browser demo test test-device test-benchmarks test-scale test-slow test-519 test-vllm test-vllm-ray test-sglang test-vllm-matrix fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short mutation traffic gpu fuzz results-check reference docs lint format types imports check clean

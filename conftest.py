@@ -1,11 +1,14 @@
 """Settings shared by all tests."""
 
+import gc
 import os
 import shutil
 import tempfile
 import warnings
+from collections.abc import Generator
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -38,3 +41,18 @@ settings.register_profile(
 )
 settings.register_profile("thorough", parent=settings.get_profile("emblema"), max_examples=1000, derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "emblema"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import all tests without collecting garbage, and have later collections leave out what was imported.
+
+    It is most of what there is, and stays until the end: half a second each time that a test collects.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
