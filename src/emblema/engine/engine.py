@@ -417,7 +417,7 @@ class Engine:
         session, most = self.session, request.sampling.max_new_tokens
         exact_media = strategy_name(request.strategy) != "auto"
         kept, reserve = keeps_survivors(request.survivors), min(most, reserve)
-        with session.adapter.unchanging():
+        with session.adapter.weights.unchanging():
             prompt = session.read(request.parts, request.template, prefill_media=exact_media)
             session.refuse_without_room(prompt, 1 if request.shorten else most)
             link = LinkRequest(prompt, request.strategy, reserve, inline_media=True, survivors=kept, began=began)

@@ -21,7 +21,7 @@ from emblema.models.calibrate import Calibration, cache_argument, calibrate, lay
 from emblema.models.decoder_cache import DecoderCache
 from emblema.models.families import family_of
 from emblema.models.families.base import Prepared
-from emblema.models.fingerprint import WeightsStamp, fingerprint
+from emblema.models.fingerprint import WatchedWeights
 from emblema.models.latent_attention import latent_weight
 from emblema.models.layer_devices import layer_devices
 from emblema.models.positions import chunk_positions
@@ -36,6 +36,7 @@ class Adapter:
     """Encodes media and runs a decoder for any rows of a prompt; holds no state on the model.
 
     Attributes:
+        weights: tells whether they are what they were.
         devices: of each layer, and of its rows.
         sharded: whether a part of the decoder is elsewhere than `device`. The layers are then run one after another,
             and what a forward is given goes to each device once.
@@ -70,10 +71,7 @@ class Adapter:
         self.layouts: tuple[LayerLayout, ...] = self.calibration.layouts
         self.tables: dict[str, RotaryTable] = dict(self.calibration.tables)
         self._windows = windows
-        self._digest = ""
-        self._weights = WeightsStamp(model)
-        self._stamp: tuple[Any, ...] | None = None
-        self._unchanging = False
+        self.weights = WatchedWeights(model)
         self._takes_deepstack = "deepstack_visual_embeds" in inspect.signature(self.decoder.forward).parameters
         self._decoder_cache, self._layer_cache = cache_argument(self.decoder), cache_argument(self.layers[0])
         self._typed_rotary = "layer_type" in inspect.signature(rotary_module(self.decoder).forward).parameters
@@ -122,29 +120,7 @@ class Adapter:
 
         Writes through `tensor.data` go unnoticed: see `WeightsStamp`.
         """
-        if self._unchanging:
-            return self._digest
-        stamp = self.weights_stamp()
-        if stamp != self._stamp:
-            self._digest, self._stamp = fingerprint(self.model), stamp
-        return self._digest
-
-    def weights_stamp(self) -> tuple[Any, ...]:
-        """Return what changes when a tensor or an adapter does, without reading contents: see `WeightsStamp`."""
-        return self._weights.read()
-
-    @contextmanager
-    def unchanging(self) -> Iterator[None]:
-        """Look for changes of the weights once, at the beginning of the block; inside it they must not be changed."""
-        if self._unchanging:
-            yield
-            return
-        self._digest = self.fingerprint
-        self._unchanging = True
-        try:
-            yield
-        finally:
-            self._unchanging = False
+        return self.weights.digest()
 
     @property
     def _embedding(self) -> Any:

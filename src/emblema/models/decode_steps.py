@@ -60,11 +60,11 @@ class DecodeSteps:
         self._adapter, self._table = adapter, table
         self._recorder: StepRecorder | None = recorder
         self._kept: OrderedDict[StepShape, _Kept] = OrderedDict()
-        self._weights = adapter.weights_stamp()
+        self._weights = adapter.weights.stamp()
 
     def follow_weights(self) -> None:
         """Drop the recorded steps if the weights are others now: each reads the tensors that it was recorded with."""
-        if (weights := self._adapter.weights_stamp()) != self._weights:
+        if (weights := self._adapter.weights.stamp()) != self._weights:
             self._weights = weights
             self._kept.clear()
 

@@ -1,6 +1,8 @@
 """A digest of everything in a model that decides what it computes."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -75,6 +77,43 @@ class WeightsStamp:
     def _shape(self) -> tuple[list[int], list[int]]:
         """Return which objects the modules hold, and how many attributes each has."""
         return list(map(id, chain.from_iterable(map(dict.values, self._holders)))), list(map(len, self._states))
+
+
+class WatchedWeights:
+    """A model's digest, made again once its weights are others.
+
+    Args:
+        model: its weights.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._weights = model, WeightsStamp(model)
+        self._digest = ""
+        self._stamp: tuple[Any, ...] | None = None
+        self._unchanging = False
+
+    def digest(self) -> str:
+        """Return the model's `fingerprint`, which is read again after a tensor or an adapter was changed."""
+        if not self._unchanging and (stamp := self.stamp()) != self._stamp:
+            self._digest, self._stamp = fingerprint(self._model), stamp
+        return self._digest
+
+    def stamp(self) -> tuple[Any, ...]:
+        """Return what changes when a tensor or an adapter does, without reading contents: see `WeightsStamp`."""
+        return self._weights.read()
+
+    @contextmanager
+    def unchanging(self) -> Iterator[None]:
+        """Look for changes once, at the beginning of the block; inside it there must be none."""
+        if self._unchanging:
+            yield
+            return
+        self.digest()
+        self._unchanging = True
+        try:
+            yield
+        finally:
+            self._unchanging = False
 
 
 def _switches(model: nn.Module) -> list[tuple[str, str]]:

@@ -116,7 +116,7 @@ class Session:
             PromptError: the prompt is empty, of another shape, or longer than the model's context.
             MediaError: media cannot be read.
         """
-        with self.adapter.unchanging():
+        with self.adapter.weights.unchanging():
             return self.prompt_of(self.prompt_reader.parts(parts, template, self._media_reader(prefill_media)))
 
     def prompt_of(self, parts: Iterable[Part]) -> Prompt:
