@@ -4,6 +4,7 @@ import math
 import threading
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -50,6 +51,22 @@ class FrameQueue:
 
     def __len__(self) -> int:
         return len(self._frames)
+
+    def times(self, at: float | Sequence[float] | None, count: int) -> list[float]:
+        """Return times for frames that come next, as they were given; by default each a second after the one before.
+
+        Raises:
+            StreamError: there are not as many times as frames, or one is no number.
+        """
+        if at is None:
+            begin = -1.0 if self.last is None else self.last
+            return [begin + step for step in range(1, count + 1)]
+        times = list(at) if isinstance(at, Sequence) else [at]
+        if len(times) != count:
+            raise StreamError(f"{count} frames came with {len(times)} times: give a time for each")
+        if not all(isinstance(time, int | float) and math.isfinite(time) for time in times):
+            raise StreamError(f"the times {times!r} are not all numbers: give seconds")
+        return [float(time) for time in times]
 
     def put(self, frames: list[TimedFrame], wait: bool) -> int:
         """Put frames in. All are checked before the first is taken; if one is refused, none is taken.

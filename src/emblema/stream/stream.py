@@ -32,6 +32,7 @@ from emblema.stream.mosaic.memory import Mosaic
 from emblema.stream.positions import FramePositions, PhaseTables
 from emblema.stream.recent import RecentWindow
 from emblema.stream.reply import Moment, StreamPiece, StreamReply, StreamUsage
+from emblema.stream.save_schedule import SaveSchedule
 from emblema.stream.settings import StreamSettings, change_settings
 from emblema.stream.state import StreamState, read_state, state_path
 from emblema.stream.turn import QuestionTokens, StreamTurn
@@ -78,8 +79,7 @@ class Stream:
         self._queue, self._owner = FrameQueue(settings), threading.get_ident()
         self._parts: tuple[RecentWindow, Method] | None = None
         self._archive: FrameArchive | None = None
-        # Blocks since the stream was last saved, and the time of its last frame then.
-        self._unsaved, self._saved_at = 0, -math.inf
+        self._schedule = SaveSchedule(settings)
 
     @property
     def frames(self) -> int:
@@ -161,7 +161,7 @@ class Stream:
             StoreError: the folder of `host_bytes` or `save_as` cannot be written; the frames were taken.
         """
         given = list(frames) if isinstance(frames, list | tuple) else [frames]
-        times = self._times(at, len(given))
+        times = self._queue.times(at, len(given))
         self._refuse_beyond_context(len(given))
         limits = self._session.limits
         ready = [TimedFrame(load_image(frame, limits), when) for frame, when in zip(given, times, strict=True)]
@@ -306,7 +306,7 @@ class Stream:
         for part, kept in parts.items():
             state.put(part, kept)
         path = archive.save(name, state)
-        self._unsaved, self._saved_at = 0, self.log.times[-1]
+        self._schedule.note_save(self.log.times[-1])
         return path
 
     def forget(self, between: Sequence[float]) -> int:
@@ -404,7 +404,7 @@ class Stream:
             raise
         if settings.skip is not None:
             stream._queue.skipper.restore(state.part("skipper"))
-        stream._saved_at = stream.log.times[-1]
+        stream._schedule.note_save(stream.log.times[-1])
         stream._queue.restore(facts["last"], tuple(facts["size"]), facts["dropped"])
         return stream
 
@@ -442,17 +442,6 @@ class Stream:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _times(self, at: float | Sequence[float] | None, count: int) -> list[float]:
-        if at is None:
-            begin = -1.0 if self._queue.last is None else self._queue.last
-            return [begin + step for step in range(1, count + 1)]
-        times = list(at) if isinstance(at, Sequence) else [at]
-        if len(times) != count:
-            raise StreamError(f"{count} frames came with {len(times)} times: give a time for each")
-        if not all(isinstance(time, int | float) and math.isfinite(time) for time in times):
-            raise StreamError(f"the times {times!r} are not all numbers: give seconds")
-        return [float(time) for time in times]
 
     def _refuse_beyond_context(self, more: int) -> None:
         """Refuse frames outside the model's context; before the first block their size is not known."""
@@ -499,19 +488,8 @@ class Stream:
             self._retain()
             if self.settings.host_bytes is not None:
                 self._saved(memory)[0].keep_budget()
-            self._save_when_due()
-
-    def _save_when_due(self) -> None:
-        """Save the stream at the end of a block, if it saves itself and has not for as long as it may."""
-        settings, last = self.settings, self.log.times[-1]
-        if settings.save_as is None:
-            return
-        if self._unsaved == 0 and self._saved_at == -math.inf:
-            self._saved_at = self.log.times[0]
-        self._unsaved += 1
-        blocks = settings.save_blocks is not None and self._unsaved >= settings.save_blocks
-        if blocks or (settings.save_seconds is not None and last - self._saved_at >= settings.save_seconds):
-            self._save(settings.save_as)
+            if self.settings.save_as is not None and self._schedule.is_due(self.log.times):
+                self._save(self.settings.save_as)
 
     def _begin(self, offsets: Tensor) -> tuple[RecentWindow, Method]:
         """Return window and memory; made for frames of `offsets` if there is none yet."""
