@@ -1,6 +1,8 @@
 """What an adapter proves about its model before it is trusted."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -13,6 +15,9 @@ from emblema.kv.rotation import place, relocate, unplace
 from emblema.models.adapter import Adapter
 
 SHIFTS = (40, 1000, 4096)
+
+Prefilled = Callable[[int], tuple[KVRows, Tensor]]
+"""Returns rows and final hidden states of the passage, prefilled alone from a position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +61,13 @@ def selfcheck(adapter: Adapter, tokens: int = 24) -> SelfCheck:
         UnsupportedModelError: a check failed; the message names the check, the figure and the layer.
     """
     full = adapter.dtype == torch.float32
-    calibration = adapter.calibration
+    calibration, encoded = adapter.calibration, probe(adapter, tokens)
+    prefilled = cache(lambda start: adapter.prefill(encoded, start))
     checks = [
         Check("calibration", calibration.error, 1e-3 if full else 2e-2, _worst(adapter, calibration.errors)),
-        _select_all(adapter, encoded := probe(adapter, tokens), 1e-4 if full else 1e-1),
-        *_relocations(adapter, encoded, 1e-4 if full else 2e-2, 1e-2 if full else 1e-1),
-        _full_rank(adapter, encoded, 1e-4 if full else 1e-1),
+        _select_all(adapter, encoded, prefilled, 1e-4 if full else 1e-1),
+        *_relocations(adapter, encoded, prefilled, 1e-4 if full else 2e-2, 1e-2 if full else 1e-1),
+        _full_rank(adapter, encoded, prefilled, 1e-4 if full else 1e-1),
     ]
     report = SelfCheck(adapter.family, tuple(checks))
     for check in checks:
@@ -84,9 +90,9 @@ def _worst(adapter: Adapter, errors: tuple[float, ...]) -> str:
     return adapter.names[max(range(len(errors)), key=errors.__getitem__)]
 
 
-def _select_all(adapter: Adapter, encoded: Encoded, bound: float) -> Check:
+def _select_all(adapter: Adapter, encoded: Encoded, prefilled: Prefilled, bound: float) -> Check:
     """Compare every row through the adapter with the decoder's own forward, its own masks and cache."""
-    _, hidden = adapter.prefill(encoded)
+    _, hidden = prefilled(0)
     with torch.inference_mode():
         stock = adapter.decoder(inputs_embeds=encoded.embeds[None], use_cache=False).last_hidden_state[0]
         left, right = adapter.logits(hidden), adapter.logits(stock)
@@ -94,20 +100,20 @@ def _select_all(adapter: Adapter, encoded: Encoded, bound: float) -> Check:
     return Check("select-all", measure(left[None], right[None]), bound)
 
 
-def _relocations(adapter: Adapter, encoded: Encoded, first: float, deeper: float) -> list[Check]:
+def _relocations(adapter: Adapter, encoded: Encoded, prefilled: Prefilled, first: float, deeper: float) -> list[Check]:
     """Canonical rows turned to a later place against a prefill at that place.
 
     The first layer has seen no attention, so it must agree to rounding. Deeper layers carry the model's own rounding
     of angles at the far place; they agree in the median token unless a layer uses position in some other way (query
     scaling, absolute embeddings), which then shows from the layer after it.
     """
-    rows, _ = adapter.prefill(encoded)
+    rows, _ = prefilled(0)
     checks = []
     for shift in SHIFTS:
         if shift + encoded.span > adapter.context_length:
             continue
         moved = shifted(adapter, rows, encoded, shift)
-        native, _ = adapter.prefill(encoded, shift)
+        native, _ = prefilled(shift)
         start = max(_difference(moved[0].keys, native[0].keys), _difference(moved[0].values, native[0].values))
         checks.append(Check(f"relocation by {shift}", start, first, f"{adapter.names[0]}.self_attn"))
         errors = [
@@ -127,7 +133,7 @@ def shifted(adapter: Adapter, rows: KVRows, encoded: Encoded, shift: int) -> KVR
     return tuple(relocate(layer, layout, source, target) for layer, layout in zip(rows, adapter.layouts, strict=True))
 
 
-def _full_rank(adapter: Adapter, encoded: Encoded, bound: float) -> Check:
+def _full_rank(adapter: Adapter, encoded: Encoded, prefilled: Prefilled, bound: float) -> Check:
     """Check a full-rank patch against a prefill.
 
     The second half of a passage follows the first. Its canonical rows and the whole deficit are formed at one place and
@@ -135,8 +141,8 @@ def _full_rank(adapter: Adapter, encoded: Encoded, bound: float) -> Check:
     """
     half = encoded.tokens // 2
     front, back = (adapter.encode_text(ids) for ids in (encoded.token_ids[:half], encoded.token_ids[half:]))
-    together, _ = adapter.prefill(encoded)
-    elsewhere, _ = adapter.prefill(encoded, SHIFTS[0])
+    together, _ = prefilled(0)
+    elsewhere, _ = prefilled(SHIFTS[0])
     alone, _ = adapter.prefill(back)
     here = adapter.phases(back.positions + front.span)
     home = adapter.phases(back.positions)
