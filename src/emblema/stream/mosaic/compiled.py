@@ -250,10 +250,10 @@ def choose(logits, known, entries, parts, groups, count, budget):
 class LoopKernels(ArrayKernels):
     """Compiled kernels, where a loop is quicker than an array's own operations."""
 
-    def products(self, states: Scores, means: Halves, codes: int) -> Scores:
+    def products(self, states: Scores, means: Halves, codes: int) -> tuple[Scores, Scores]:
         if states.shape[1] > MOST or states.shape[2] % LANES:
             return super().products(states, means, codes)
-        found: Scores = products(numpy.ascontiguousarray(states), means.view(numpy.int16), codes)
+        found: tuple[Scores, Scores] = products(numpy.ascontiguousarray(states), means.view(numpy.int16), codes)
         return found
 
     def visit(

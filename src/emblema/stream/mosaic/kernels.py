@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from emblema.stream.mosaic.orders import KeyOrder, Numbers, Scores, best_lines
 
 BIG = float(numpy.finfo(numpy.float32).max)
+LEAST_LENGTH = 1e-12
+"""Of a query: of one of nothing too."""
 RANKS = 16
 """Codes of a query's order that are told apart."""
 Marks = NDArray[numpy.bool]
@@ -39,8 +41,8 @@ class Kernels(Protocol):
     Arrays lie in memory one row after the other, states aside.
     """
 
-    def products(self, states: Scores, means: Halves, codes: int) -> Scores:
-        """Return products of queries with the first means of their head, [heads, queries, codes].
+    def products(self, states: Scores, means: Halves, codes: int) -> tuple[Scores, Scores]:
+        """Return products of queries with the first means of their head, [heads, queries, codes], and their lengths.
 
         Args:
             states: [heads, queries, width].
@@ -119,9 +121,10 @@ class Kernels(Protocol):
 class ArrayKernels:
     """Kernels of a few calls to NumPy each."""
 
-    def products(self, states: Scores, means: Halves, codes: int) -> Scores:
-        own = torch.from_numpy(means)[:, :codes].float()
-        return (torch.from_numpy(states) @ own.transpose(1, 2)).numpy()
+    def products(self, states: Scores, means: Halves, codes: int) -> tuple[Scores, Scores]:
+        queries, own = torch.from_numpy(states), torch.from_numpy(means)[:, :codes].float()
+        lengths = torch.linalg.vector_norm(queries, dim=2).clamp_min_(LEAST_LENGTH)
+        return (queries @ own.transpose(1, 2)).numpy(), lengths.numpy()
 
     def visit(
         self, products: Scores, lengths: Scores, reach: Scores, counts: Scores, wanted: int

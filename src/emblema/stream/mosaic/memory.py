@@ -67,6 +67,8 @@ class Mosaic(Method):
         self.since: list[list[int]] | None = None
         self._gone = context.log.gone
         self._retrieved: Counter[int] = Counter()
+        # Frames that were fetched, layer by layer, since their visual clusters were touched last.
+        self._fetched: list[list[int]] = []
         # Visual clusters of which questions fetched frames since frames were looked at last.
         self._due: list[int] = []
 
@@ -168,6 +170,7 @@ class Mosaic(Method):
             level.reduce(most - most // SLACK, self.frames.stop)
 
     def prepare(self, visible: VisibleRange) -> None:
+        self._touch()
         self._fetcher.clear()
         self._retrieved.clear()
 
@@ -221,8 +224,9 @@ class Mosaic(Method):
         device = self.adapter.device
         kv = self.stores[layer].rows(self._fetcher.fetch(layer, taken))
         numbers = taken.tolist()
-        for level in (self.visual, *self.layers[layer : layer + 1]):
+        for level in self.layers[layer : layer + 1]:
             level.touched.update(map(level.home.__getitem__, numbers))
+        self._fetched.append(numbers)
         if query.purpose == "question":
             self._retrieved.update(numbers)
         frames = torch.from_numpy(taken).to(device)
@@ -233,8 +237,15 @@ class Mosaic(Method):
             self._refine()
         else:
             # No question depends on visual clusters alone: their cuts can wait until it is answered.
+            self._touch()
             self._due += sorted(self.visual.touched)
         self._release()
+
+    def _touch(self) -> None:
+        """Touch the visual clusters of frames that were fetched: most of them by several layers."""
+        frames = set[int]().union(*self._fetched)
+        self.visual.touched.update(map(self.visual.home.__getitem__, frames))
+        self._fetched.clear()
 
     def catch_up(self) -> None:
         due, self._due = self._due, []
@@ -244,6 +255,7 @@ class Mosaic(Method):
     def _refine(self) -> None:
         """Do the cuts that waited for clusters of which frames were fetched."""
         self.catch_up()
+        self._touch()
         for level in (*self.layers, self.visual):
             for id in sorted(level.touched):
                 level.refine(id)

@@ -261,8 +261,7 @@ class Postings:
         """
         held = max(map(len, self._lists))
         kernels, counts = self._keys.kernels, self._counts.numpy()
-        products = kernels.products(states.numpy(), self._means.numpy(), held)
-        lengths = torch.linalg.vector_norm(states, dim=2).clamp_min_(1e-12).numpy()
+        products, lengths = kernels.products(states.numpy(), self._means.numpy(), held)
         if self._visited is None:
             # Of a long list no more than `SHOWN` pages are visited.
             self._visited = float(numpy.minimum(counts, SHOWN * PAGE).sum()) / self.codes

@@ -43,11 +43,11 @@ def choose_frames(
     live = gone.count_live(low, high)
     if budget is None or live <= budget:
         return [gone.live(low, high)] * query.count
-    groups = query.groups.cpu().numpy()
-    asking = numpy.flatnonzero(groups >= 0)
-    start, stop = (asking[0], asking[-1] + 1) if len(asking) else (0, 0)
+    groups = query.groups.tolist()
+    asking = [row for row, group in enumerate(groups) if group >= 0]
+    start, stop = (asking[0], asking[-1] + 1) if asking else (0, 0)
     # Who asks mostly follow one another.
-    own = query.states[:, start:stop] if len(asking) == stop - start else query.states[:, torch.from_numpy(asking)]
+    own = query.states[:, start:stop] if len(asking) == stop - start else query.states[:, torch.tensor(asking)]
     states = own.reshape(keys.heads, -1, keys.width)
     most = math.ceil(settings.ablation.pool * budget) * parts
     whole = (low, high) == (keys.first, keys.first + keys.count)
@@ -65,7 +65,8 @@ def choose_frames(
         logits, begin = keys.logits_between(states, low - keys.first, high - keys.first), low
     else:
         logits, begin = keys.logits(states, entries), keys.first
-    asked = Asked(groups[asking], query.count, budget, settings.ablation.scoring != "attention")
+    askers = numpy.array([groups[row] for row in asking], dtype=numpy.int64)
+    asked = Asked(askers, query.count, budget, settings.ablation.scoring != "attention")
     # Both are too small: the sum over the keys found, and that over all codes by their means.
     lines = keys.kernels.choose(logits.cpu().numpy(), known if whole else None, entries, parts, asked)
     return [numpy.sort(own) + begin for own in lines]

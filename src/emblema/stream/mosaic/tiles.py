@@ -12,6 +12,7 @@ from numba.extending import intrinsic
 from numpy import float32, int32
 
 from emblema.stream.mosaic.compiling import compiled, prefetch
+from emblema.stream.mosaic.kernels import LEAST_LENGTH
 
 LANES = 8
 """Queries, and keys, of a tile. Keys have a multiple of so many columns."""
@@ -171,9 +172,13 @@ def compare(states, keys, scales, entries):
     return found[: heads * queries].reshape((heads, queries, count))
 
 
-@compiled("f4[:,:,::1](f4[:,:,::1],i2[:,:,::1],i8)")
+@compiled("Tuple((f4[:,:,::1],f4[:,::1]))(f4[:,:,::1],i2[:,:,::1],i8)")
 def products(states, means, codes):
-    """Return products [heads, queries, codes] of queries with the first means of their head, the bits of halves."""
+    """Return products [heads, queries, codes] of queries with the first means of their head, and the queries' lengths.
+
+    Args:
+        means: the bits of halves.
+    """
     heads, queries, width = states.shape
     lanes = in_lanes(states)
     groups = lanes.shape[1]
@@ -196,4 +201,11 @@ def products(states, means, codes):
                 tile_of_halves(addresses.ctypes.data, factors.ctypes.data, own.ctypes.data, width, out, stride)
                 if size < LANES:
                     copy_tile(found, rest, row, min(LANES, queries - group * LANES), start, size)
-    return found[: heads * queries].reshape((heads, queries, codes))
+    lengths = numpy.empty((heads, queries), numpy.float32)
+    for head in range(heads):
+        for query in range(queries):
+            total = float32(0)
+            for number in states[head, query]:
+                total += number * number
+            lengths[head, query] = max(numpy.sqrt(total), float32(LEAST_LENGTH))
+    return found[: heads * queries].reshape((heads, queries, codes)), lengths
