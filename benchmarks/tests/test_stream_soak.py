@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from benchmarks.recordfile import parsed
 from benchmarks.rowfile import read_rows
 from benchmarks.stream.soak.plan import FixedAnswers, SoakLog, SoakPlan, SoakRound, event_line, read_event
-from benchmarks.stream.soak.report import MISSED, compared, has_failed, quarters, soak_bars, write_soak
+from benchmarks.stream.soak.report import MISSED, compared, has_failed, quarters, soak_bars, soak_tables, write_soak
 from benchmarks.stream.soak.run import soak
 from benchmarks.tasks.streams import QUESTION_KINDS, STREAM_KINDS
 from emblema.errors import EmblemaError, PromptError
@@ -175,6 +176,18 @@ def test_a_killed_soak_goes_on_with_the_same_answers(tmp_path: Path) -> None:
     assert "| reference | same answers" in (tmp_path / "soak.md").read_text()
     assert (tmp_path / "reference-soak.png").stat().st_size > 10_000
     assert "| 120 |" in (tmp_path / "soak.md").read_text().partition("Beside a fresh stream")[2]
+
+
+def test_the_tables_of_a_soak_follow_from_its_rows(tmp_path: Path) -> None:
+    """Slopes of what hardly grows are small differences of large figures: the digits that rows keep show in them."""
+    found = soak_log(lambda done: replace(done, encode_cpu=1 + done.frames % 3 * 1e-6))
+    asked = SoakPlan("reference").reported("reference")
+    write_soak(found, asked, tmp_path, SCREEN)
+    written = read_rows(tmp_path / "soak.json")
+    rounds = [parsed(SoakRound, row) for row in written["rows"]]
+    slopes = {name: value for name, value in soak_tables(replace(found, rounds=rounds), asked)[2].rows}
+    kept = {row["figure"]: row["value"] for row in written["tables"][2]["rows"]}
+    assert kept == slopes
 
 
 @pytest.mark.slow

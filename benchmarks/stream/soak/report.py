@@ -1,7 +1,7 @@
 """What has to hold of a soak, its tables, and its files: its last quarter against its second, and the answers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -9,8 +9,9 @@ from typing import Any
 import numpy
 from rich.console import Console
 
+from benchmarks.recordfile import parsed
 from benchmarks.report import ModelTables, options_text, show_tables, write_page
-from benchmarks.rowfile import write_rows
+from benchmarks.rowfile import rounded, write_rows
 from benchmarks.stream.soak.plan import SoakLog, SoakRound
 from benchmarks.table import Bar, Cell, Plot, Table
 from benchmarks.tasks.streams import QUESTION_KINDS
@@ -266,10 +267,13 @@ def write_soak(log: SoakLog, options: Mapping[str, Any], folder: Path, screen: C
     Args:
         options: what it was run with; its `model` is a name.
     """
-    found = ModelTables(str(options["model"]), soak_tables(log, options))
+    rows = rounded([asdict(measured) for measured in log.rounds])
+    # Tables follow from what is kept of the rounds.
+    kept = replace(log, rounds=[parsed(SoakRound, row) for row in rows])
+    found = ModelTables(str(options["model"]), soak_tables(kept, options))
     show_tables(screen, found)
     write_soak_page(found, options, log.seconds, folder)
-    data, rows = found.data(), [asdict(measured) for measured in log.rounds]
+    data = found.data()
     figures = {"asked": options, "seconds": log.seconds, "bars": data["bars"], "tables": data["tables"], "rows": rows}
     write_rows(figures, folder / "soak.json")
     return found.bars
