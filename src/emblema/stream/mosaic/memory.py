@@ -70,7 +70,7 @@ class Mosaic(Method):
         # Frames that were fetched, layer by layer, since their visual clusters were touched last.
         self._fetched: list[list[int]] = []
         # Visual clusters of which questions fetched frames since frames were looked at last.
-        self._due: list[int] = []
+        self._due: dict[int, None] = {}
 
     def _level(self, keys: FrameKeys, layout: LayerLayout) -> SemanticLevel:
         values = (0, 0) if layout.kind == "latent" else layout.values
@@ -238,7 +238,7 @@ class Mosaic(Method):
         else:
             # No question depends on visual clusters alone: their cuts can wait until it is answered.
             self._touch()
-            self._due += sorted(self.visual.touched)
+            self._due.update(dict.fromkeys(sorted(self.visual.touched)))
         self._release()
 
     def _touch(self) -> None:
@@ -248,7 +248,7 @@ class Mosaic(Method):
         self._fetched.clear()
 
     def catch_up(self) -> None:
-        due, self._due = self._due, []
+        due, self._due = self._due, {}
         for id in due:
             self.visual.refine(id)
 
