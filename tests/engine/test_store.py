@@ -54,6 +54,8 @@ def test_after_a_restart_nothing_is_made_again(
         before = engine.prefill([*map(engine.add, pictures(episode)), QUESTION], strategy)
         ids = engine.store.ids()
     with Calls(encoder_of(reference)) as calls, engine_on(reference, folder) as engine:
+        disk = engine.store.parent.disk
+        assert disk is not None and disk.report.skipped == ()
         assert sorted(engine.store.ids()) == sorted(ids)
         after = engine.prefill([*map(engine.add, pictures(episode)), QUESTION], strategy)
         assert calls.count == 0 and after.usage.forming_tokens == after.usage.recaptured_tokens == 0

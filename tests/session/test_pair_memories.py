@@ -69,6 +69,7 @@ def test_closing_writes_what_was_learnt(tmp_path: Path) -> None:
         own.add(sighting(0, seed=2))
     assert (tmp_path / FOLDER).is_dir()
     with Store(tmp_path) as again:
+        assert again.disk is not None and again.disk.report.skipped == ()
         assert met(again) == {0: 2}
 
 

@@ -285,5 +285,7 @@ def test_the_position_is_beside_the_pieces(tmp_path):
     with opened(tmp_path / "a", FolderFeed(tmp_path / "shared.sqlite")):
         shared.publish(OWNER, name(1))
         until(lambda: (tmp_path / "a" / "deletions-read").read_text() == "1")
+    with Store(tmp_path / "a") as store:
+        assert store.disk is not None and store.disk.report.skipped == ()
     with sqlite3.connect(tmp_path / "shared.sqlite") as connection:
         assert connection.execute("SELECT count(*) FROM deletions").fetchone() == (1,)

@@ -33,10 +33,11 @@ VERSION = 1
 SUFFIX = ".safetensors"
 FORMAT, LOCK, INDEX = "FORMAT", "lock", "index.sqlite"
 PIECES, PINNED, TEMPORARY, QUARANTINE = "pieces", "pinned", "temporary", "quarantine"
-LIBRARIES, STREAMS = "libraries", "streams"
 _FOLDERS = (PIECES, PINNED, TEMPORARY, QUARANTINE)
+_COMPANIONS = ("libraries", "streams", "policy", "pairs", "deletions-read")
+"""What others keep beside the pieces."""
 _INDEXES = (INDEX, f"{INDEX}-wal", f"{INDEX}-shm", f"{INDEX}-journal")
-KNOWN = frozenset({FORMAT, LOCK, *_INDEXES, LIBRARIES, STREAMS, *_FOLDERS})
+KNOWN = frozenset({FORMAT, LOCK, *_INDEXES, *_FOLDERS, *_COMPANIONS})
 
 _REMOVED = range(1, 33)
 """Bytes of the lock file: a bit for each folder of pieces; the byte before them says that a change is unfinished."""
