@@ -36,8 +36,8 @@ MISSED = {
 }
 """What is known to miss its bound, and up to where. It is shown as missed; beyond this, a soak fails by it.
 
-The first misses at 100,000 frames; the next two wherever the machine is slower at the end than before. The others miss
-on some machines by gaps of the allocator.
+The first three are held on an idle machine, and missed where it is busy or slower at the end than before. The others
+miss on some machines by gaps of the allocator.
 """
 
 RoundFigure = Callable[[SoakRound], float]
