@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from emblema.kv.rotation import PhaseBook, relocate
-from emblema.vllm import kv_worker
+from emblema.plugin import patch_forming
 
 MOST = 2.0
 """Units in the last place, at the length of a pair of features."""
@@ -40,7 +40,7 @@ def test_relocated_keys_are_those_that_vllm_turns_itself(
     record_property: Any,
 ) -> None:  # fmt: skip
     seen: list[tuple[float, float, float]] = []
-    stock = kv_worker.deficits_of
+    stock = patch_forming.deficits_of
 
     def noted(spec: Any, table: Any, prompt: Any, segment: Any, canonical: Any, layers: Any) -> Any:
         layout, band = spec.layouts[0], spec.layouts[0].rotary
@@ -57,7 +57,7 @@ def test_relocated_keys_are_those_that_vllm_turns_itself(
         seen.append((units(one, other, pairs), units(one, before, pairs), units(still[0], still[1], own)))
         return stock(spec, table, prompt, segment, canonical, layers)
 
-    monkeypatch.setattr(kv_worker, "deficits_of", noted)
+    monkeypatch.setattr(patch_forming, "deficits_of", noted)
     subject = subjects(name)
     served = bench.serve(subject.folder, tmp_path, subject.vocabulary, dtype=dtype)
     for lead, seed in ((40, 1), (1500, 2)):
