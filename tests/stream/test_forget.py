@@ -19,7 +19,7 @@ from emblema.stream.stream import Stream
 from tests.engine.engines import engine
 from tests.stream.plain import shown
 from tests.stream.test_archive import CLUSTERS, PACKED, logs
-from tests.stream.test_state import NAME, QUESTION, SMALL, kept
+from tests.stream.test_state import NAME, ONE_THREAD, QUESTION, SMALL, kept
 
 FRAMES = 45
 
@@ -306,6 +306,8 @@ print(set(found) <= {23, 30}, ended)
 def test_forgetting_that_is_killed_was_done_or_was_not(calls: str, tmp_path: Path) -> None:
     """Killed right before its n-th change to a file."""
     command = [sys.executable, "-c", KILLED, str(tmp_path), calls]
-    run = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600)
+    run = subprocess.run(
+        command, cwd=Path(__file__).parents[2], env=ONE_THREAD, capture_output=True, text=True, timeout=600
+    )
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout == f"True {calls.endswith('1000')}\n" or not calls.endswith("1000")

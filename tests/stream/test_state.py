@@ -1,5 +1,6 @@
 """Streams that are saved, killed and loaded answer as before; their clusters are chunks for other prompts."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -172,6 +173,8 @@ def test_clusters_are_chunks_for_other_prompts(tmp_path: Path) -> None:
         assert torch.isfinite(again.logits).all()
 
 
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+"""Of a process that forks: its children would wait for ever for other threads, which they do not have."""
 KILLED = """
 import sys, os, signal, torch
 from emblema import Engine
@@ -206,6 +209,7 @@ def test_a_stream_that_is_saved_after_every_block_loses_no_block_that_was_saved(
     run = subprocess.run(
         [sys.executable, "-m", "tests.stream.crash", str(tmp_path), "--rounds", str(rounds)],
         cwd=Path(__file__).parents[2],
+        env=ONE_THREAD,
         capture_output=True,
         text=True,
         timeout=600,
