@@ -224,7 +224,7 @@ def write_frames(
     pixels: str,
     options: dict[str, str],
 ) -> None:
-    """Write frames as an H.264 mp4, encoded one by one.
+    """Write frames as an H.264 mp4, encoded one by one; on one machine the same frames give the same bytes.
 
     Args:
         size: width and height of every frame.
@@ -233,9 +233,10 @@ def write_frames(
     """
     with av.open(str(path), "w") as container:
         stream: Any = container.add_stream("libx264", rate=rate)
-        (stream.width, stream.height), stream.pix_fmt, stream.options = size, pixels, options
-        # Several threads encode the same frames into other bytes from run to run.
-        stream.thread_count = 1
+        (stream.width, stream.height), stream.pix_fmt = size, pixels
+        # Several threads encode the same frames into other bytes from run to run. So does x264's macroblock tree:
+        # its AVX-512 code reads memory that nothing has written.
+        stream.thread_count, stream.options = 1, {**options, "mbtree": "0"}
         for frame in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(np.asarray(frame), format="rgb24")))
         container.mux(stream.encode())

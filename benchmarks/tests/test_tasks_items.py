@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import os
+import subprocess
+import sys
 import wave
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -214,6 +217,27 @@ def test_a_seed_decides_the_items(name: str) -> None:
     assert first == again
     assert first != other
     assert json.loads(first)[:1] == [describe(item) for item in task.items(5, 1)]
+
+
+DIGEST = (
+    "from benchmarks.tasks.items import describe; from benchmarks.tasks.registry import TASKS; "
+    "print(*(describe(item)['parts'] for item in TASKS['clip'].items(5, 3)))"
+)
+
+
+def test_clips_do_not_hold_what_was_in_memory_before() -> None:
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", DIGEST],
+            env={**os.environ, "MALLOC_PERTURB_": str(byte)},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        for byte in range(3)
+    ]
+    assert "video" in runs[0].stdout
+    assert len({run.stdout for run in runs}) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)
