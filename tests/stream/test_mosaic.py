@@ -59,8 +59,8 @@ def test_cuts_of_a_question_wait_for_the_next_frames_and_are_the_same(retrieving
                 logits = [stream.prefill(text) for stream in (later, once)]
                 assert logits[0].equal(logits[1])
                 assert later.counts["visual_cuts"] == before
-                # However many questions come, no cluster waits twice.
-                assert len(later.memory._due) <= len(later.memory.visual.clusters)
+                # However many questions come, no frame waits twice.
+                assert len(later.memory._due) <= len(later.memory.frames)
                 once.settle()
                 waited += once.counts["visual_cuts"] > before
         assert waited

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy
 import torch
@@ -40,7 +40,7 @@ class Transfers:
 
     def counts(self) -> dict[str, float]:
         """Return all counts by name."""
-        return {field.name: float(getattr(self, field.name)) for field in fields(self)}
+        return {name: float(getattr(self, name)) for name in self.__slots__}
 
 
 class HostRows:

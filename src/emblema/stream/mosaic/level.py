@@ -12,7 +12,7 @@ is allowed is done with: it takes in no state, none waits for it, and it is not 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy
 import torch
@@ -62,7 +62,7 @@ class MaintenanceCounts:
 
     def counts(self, prefix: str) -> dict[str, float]:
         """Return all counts by name."""
-        return {f"{prefix}_{field.name}": float(getattr(self, field.name)) for field in fields(self)}
+        return {f"{prefix}_{name}": float(getattr(self, name)) for name in self.__slots__}
 
 
 class ClusterLevel(ABC):

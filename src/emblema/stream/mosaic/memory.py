@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import numpy
 import torch
@@ -66,11 +67,12 @@ class Mosaic(Method):
         self.constructed = False
         self.since: list[list[int]] | None = None
         self._gone = context.log.gone
-        self._retrieved: Counter[int] = Counter()
+        # Frames that the last question retrieved, layer by layer.
+        self._retrieved: list[list[int]] = []
         # Frames that were fetched, layer by layer, since their visual clusters were touched last.
         self._fetched: list[list[int]] = []
-        # Visual clusters of which questions fetched frames since frames were looked at last.
-        self._due: dict[int, None] = {}
+        # Frames that questions fetched, whose visual clusters may have to be cut.
+        self._due: set[int] = set()
 
     def _level(self, keys: FrameKeys, layout: LayerLayout) -> SemanticLevel:
         values = (0, 0) if layout.kind == "latent" else layout.values
@@ -228,7 +230,7 @@ class Mosaic(Method):
             level.touched.update(map(level.home.__getitem__, numbers))
         self._fetched.append(numbers)
         if query.purpose == "question":
-            self._retrieved.update(numbers)
+            self._retrieved.append(numbers)
         frames = torch.from_numpy(taken).to(device)
         return StreamRows(kv, self.positions.written(frames), frames.repeat_interleave(self.positions.tokens))
 
@@ -237,8 +239,8 @@ class Mosaic(Method):
             self._refine()
         else:
             # No question depends on visual clusters alone: their cuts can wait until it is answered.
-            self._touch()
-            self._due.update(dict.fromkeys(sorted(self.visual.touched)))
+            self._due.update(*self._fetched)
+            self._fetched.clear()
         self._release()
 
     def _touch(self) -> None:
@@ -248,8 +250,8 @@ class Mosaic(Method):
         self._fetched.clear()
 
     def catch_up(self) -> None:
-        due, self._due = self._due, {}
-        for id in due:
+        due, self._due = self._due, set()
+        for id in sorted(set(map(self.visual.home.__getitem__, due))):
             self.visual.refine(id)
 
     def _refine(self) -> None:
@@ -291,7 +293,8 @@ class Mosaic(Method):
         }
 
     def retrieved(self) -> Mapping[int, float]:
-        return {frame: count / len(self.stores) for frame, count in self._retrieved.items()}
+        counts = Counter(chain.from_iterable(self._retrieved))
+        return {frame: count / len(self.stores) for frame, count in counts.items()}
 
     def close(self) -> None:
         self._fetcher.close()
