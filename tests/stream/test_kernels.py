@@ -1,6 +1,8 @@
 """Compiled loops of the search choose what NumPy's operations choose."""
 
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -176,7 +178,7 @@ def test_keys_that_are_not_placed_are_chosen_by_their_attention_alone() -> None:
 class SameSums(LoopKernels):
     """Compiled kernels, but for products and sums of exponentials."""
 
-    products, compare = ArrayKernels.products, ArrayKernels.compare
+    products, compare, search = ArrayKernels.products, ArrayKernels.compare, ArrayKernels.search
 
     def choose(
         self, logits: Scores, known: Scores | None, entries: Numbers | None, parts: int, asked: Asked
@@ -221,17 +223,56 @@ def test_frames_are_the_same_to_the_last_tie_given_the_same_sums(
     assert coarse or len(set(found[0]) - set(found[2])) <= 1
 
 
+@given(SEEDS, st.integers(1, 12), st.integers(1, 2), st.sampled_from([8, 12]), st.booleans(), st.booleans())
+def test_a_search_is_all_of_its_steps(
+    seed: int, rows: int, groups: int, width: int, coarse: bool, placed: bool
+) -> None:
+    made = torch.Generator().manual_seed(seed)
+    keys = 3 * torch.randn(120, 2, 2, width, generator=made)
+    states = torch.randn(2, 2 * rows, width, generator=made)
+    if coarse:
+        keys, states = keys.round(), states.round()
+    held = FrameKeys(2, 2, width, LOOPS)
+    postings = Postings(held)
+    held.add(range(120), keys)
+    for start in range(0, 120, 20):
+        postings.add(range(start, start + 20))
+    asked = Asked(numpy.arange(rows) % groups, groups, 7, placed)
+    entries, mass = postings.find(states, 0, 120, 30)
+    steps = LOOPS.choose(held.logits(states, entries).numpy(), mass, entries, 2, asked)
+    found = postings.search(states, 30, asked)
+    assert [own.tolist() for own in found] == [own.tolist() for own in steps]
+    assert all(len(own) == 7 for own in found[: min(rows, groups)])
+
+
+def double(number: Any) -> Any:
+    return 2 * number
+
+
 def test_nothing_is_kept_where_no_folder_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    def refuse(function: Any) -> Any:
+        raise RuntimeError("cannot cache function: no locator available")
 
-    def refusing(signatures: list[str], cache: bool = False, **options: Any) -> Any:
-        asked.append(cache)
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        return lambda function: function
+    monkeypatch.setattr(compiling, "SourcesCache", refuse)
+    made = compiling.compiled("f4(f4)")(double)
+    assert made(2) == 4 and made.stats.cache_path is None
 
-    monkeypatch.setattr(numba, "njit", refusing)
-    assert compiling.compiled("f4(f4)")(abs) is abs and asked == [True, False]
+
+def test_code_is_compiled_again_where_a_source_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    hits = []
+    for digest in ("one", "one", "other"):
+        monkeypatch.setattr(compiling, "sources_digest", lambda digest=digest: digest)
+        hits.append(sum(compiling.compiled("f4(f4)")(double).stats.cache_hits.values()))
+    assert hits == [0, 1, 0]
+
+
+def test_all_that_is_compiled_is_a_source() -> None:
+    folder = Path(compiling.__file__).parent
+    asking = [file for file in folder.glob("*.py") if "emblema.stream.mosaic.compiling import" in file.read_text()]
+    taken = re.findall(r"from emblema\.stream\.mosaic\.(\w+) import", "".join(file.read_text() for file in asking))
+    names = {file.name for file in asking} | {f"{name}.py" for name in taken}
+    assert names - {"orders.py"} == set(compiling.SOURCES)
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -10,7 +10,7 @@ from numpy import float32, int32
 from numpy.typing import NDArray
 
 from emblema.stream.mosaic.compiling import compiled, prefetch
-from emblema.stream.mosaic.kernels import BIG, RANKS, ArrayKernels, Asked, Halves, Marks, fill_up
+from emblema.stream.mosaic.kernels import BIG, RANKS, ArrayKernels, Asked, Halves, Marks, SearchArrays
 from emblema.stream.mosaic.orders import Numbers, Scores
 from emblema.stream.mosaic.tiles import AHEAD, LANES, MOST, compare, products
 
@@ -102,10 +102,52 @@ def log_sum(logits, entries):
     return found
 
 
-@compiled("b1(f4[:,:,::1],f4[:,::1],f4[:,::1],f4[:,::1],i8,f4[:,::1],b1[:,::1],f4[::1])", fastmath=LOOSE)
-def visit(products, lengths, reach, counts, wanted, mass, seen, highest):
-    """Write sums, bounds (over the products) and the codes seen; return whether these are enough."""
+@compiled("i8[::1](f4[::1])")
+def rising(numbers):
+    """Return the places of numbers, the lowest first, equal ones as they come: NumPy's own takes seconds to compile."""
+    order, other = numpy.arange(len(numbers)), numpy.empty(len(numbers), numpy.int64)
+    width = 1
+    while width < len(numbers):
+        for start in range(0, len(numbers), 2 * width):
+            left, middle, stop = start, min(start + width, len(numbers)), min(start + 2 * width, len(numbers))
+            right = middle
+            for place in range(start, stop):
+                if left < middle and (right == stop or numbers[order[left]] <= numbers[order[right]]):
+                    other[place] = order[left]
+                    left += 1
+                else:
+                    other[place] = order[right]
+                    right += 1
+        order, other = other, order
+        width *= 2
+    return order
+
+
+@compiled("void(f4[:,:,::1],f4[::1],b1[:,::1],i8)")
+def fill_up(bounds, highest, seen, wanted):
+    """See codes that come closest to a query's first one, as `kernels.fill_up`."""
+    heads, queries, codes = bounds.shape
+    nearness = numpy.empty(codes, numpy.float32)
+    for head in range(heads):
+        nearness[:] = -numpy.inf
+        for query in range(queries):
+            most = highest[head * queries + query]
+            for code in range(codes):
+                nearness[code] = max(nearness[code], bounds[head, query, code] - most)
+        for code in range(codes):
+            if seen[head, code]:
+                nearness[code] = numpy.inf
+        least = max(nearness[rising(nearness)[codes - wanted]], HIDDEN)
+        for code in range(codes):
+            seen[head, code] |= nearness[code] >= least
+
+
+@compiled("Tuple((f4[:,::1],b1[:,::1]))(f4[:,:,::1],f4[:,::1],f4[:,::1],f4[:,::1],i8)", fastmath=LOOSE)
+def visit(products, lengths, reach, counts, wanted):
+    """Return sums and the codes seen; write bounds over the products."""
     heads, queries, codes = products.shape
+    mass, seen = numpy.empty((heads, queries), numpy.float32), numpy.zeros((heads, codes), numpy.bool_)
+    highest = numpy.empty(heads * queries, numpy.float32)
     columns = numpy.empty((heads * queries, COLUMNS), numpy.float32)
     for head in range(heads):
         far, many = reach[head, :codes], counts[head, :codes]
@@ -128,8 +170,9 @@ def visit(products, lengths, reach, counts, wanted, mass, seen, highest):
                     seen[head, code] = True
                     found[head] += 1
         if rank * queries >= wanted and found.sum() >= wanted * heads and 2 * found.min() >= wanted:
-            return True
-    return False
+            return mass, seen
+    fill_up(products, highest, seen, wanted)
+    return mass, seen
 
 
 @compiled(
@@ -182,27 +225,6 @@ def gather(keys, scales, entries):
     return found
 
 
-@compiled("i8[::1](f4[::1])")
-def rising(numbers):
-    """Return the places of numbers, the lowest first, equal ones as they come: NumPy's own takes seconds to compile."""
-    order, other = numpy.arange(len(numbers)), numpy.empty(len(numbers), numpy.int64)
-    width = 1
-    while width < len(numbers):
-        for start in range(0, len(numbers), 2 * width):
-            left, middle, stop = start, min(start + width, len(numbers)), min(start + 2 * width, len(numbers))
-            right = middle
-            for place in range(start, stop):
-                if left < middle and (right == stop or numbers[order[left]] <= numbers[order[right]]):
-                    other[place] = order[left]
-                    left += 1
-                else:
-                    other[place] = order[right]
-                    right += 1
-        order, other = other, order
-        width *= 2
-    return order
-
-
 @compiled("i8[:,::1](f4[:,:,::1],f4[:,::1],i8[:,::1],i8,i8[::1],i8,i8)")
 def first_lines(logits, mass, entries, parts, groups, count, budget):
     """Return lines [groups, budget]; -1 for none."""
@@ -247,11 +269,26 @@ def choose(logits, known, entries, parts, groups, count, budget):
     return first_lines(logits, mass, entries, parts, groups, count, budget)
 
 
+CODES = "f4[:,:,::1],i2[:,:,::1],f4[:,::1],f4[:,::1],i4[:,:,::1]"
+REST = "i8,i8,i8,i1[:,::1],i2[::1],i8,i8[::1],i8,i8"
+
+
+@compiled(f"i8[:,::1]({CODES},i2[:,::1],{REST})", f"i8[:,::1]({CODES},i4[:,::1],{REST})")
+def search(
+    states, means, reach, counts, shown, pages, codes, number, wanted, keys, scales, parts, groups, count, budget
+):
+    """Return lines [groups, budget] by all of the above in one call; -1 for none."""
+    found, lengths = products(states, means, codes)
+    mass, seen = visit(found, lengths, reach, counts, wanted)
+    entries = collect(seen, shown, pages, 0, number)
+    return choose(compare(states, keys, scales, entries), mass, entries, parts, groups, count, budget)
+
+
 class LoopKernels(ArrayKernels):
     """Compiled kernels, where a loop is quicker than an array's own operations."""
 
     def products(self, states: Scores, means: Halves, codes: int) -> tuple[Scores, Scores]:
-        if states.shape[1] > MOST or states.shape[2] % LANES:
+        if not _in_tiles(states):
             return super().products(states, means, codes)
         found: tuple[Scores, Scores] = products(numpy.ascontiguousarray(states), means.view(numpy.int16), codes)
         return found
@@ -259,12 +296,8 @@ class LoopKernels(ArrayKernels):
     def visit(
         self, products: Scores, lengths: Scores, reach: Scores, counts: Scores, wanted: int
     ) -> tuple[Scores, Marks]:
-        heads, queries, codes = products.shape
-        mass, seen = numpy.empty((heads, queries), numpy.float32), numpy.zeros((heads, codes), bool)
-        highest = numpy.empty(heads * queries, numpy.float32)
-        if not visit(products, lengths, reach, counts, wanted, mass, seen, highest):
-            fill_up(products, highest, seen, wanted)
-        return mass, seen
+        found: tuple[Scores, Marks] = visit(products, lengths, reach, counts, wanted)
+        return found
 
     def collect(
         self,
@@ -280,7 +313,7 @@ class LoopKernels(ArrayKernels):
     def compare(
         self, states: Scores, keys: NDArray[numpy.int8], scales: NDArray[numpy.int16], entries: Numbers
     ) -> Scores:
-        if states.shape[1] > MOST or states.shape[2] % LANES:
+        if not _in_tiles(states):
             return super().compare(states, keys, scales, entries)
         found: Scores = compare(numpy.ascontiguousarray(states), keys, scales, entries)
         return found
@@ -303,4 +336,36 @@ class LoopKernels(ArrayKernels):
             asked.count,
             asked.budget,
         )
-        return [own if own[-1] >= 0 else own[own >= 0] for own in lines]
+        return _taken(lines)
+
+    def search(self, states: Scores, index: SearchArrays, wanted: int, asked: Asked) -> list[Numbers]:
+        if not asked.placed or not _in_tiles(states):
+            return super().search(states, index, wanted, asked)
+        lines: Numbers = search(
+            numpy.ascontiguousarray(states),
+            index.means.view(numpy.int16),
+            index.reach,
+            index.counts,
+            index.shown,
+            index.pages,
+            index.codes,
+            index.entries,
+            wanted,
+            index.keys,
+            index.scales,
+            index.parts,
+            asked.groups,
+            asked.count,
+            asked.budget,
+        )
+        return _taken(lines)
+
+
+def _in_tiles(states: Scores) -> bool:
+    """Say whether tiles are made for queries [heads, queries, width]."""
+    return bool(states.shape[1] <= MOST and states.shape[2] % LANES == 0)
+
+
+def _taken(lines: Numbers) -> list[Numbers]:
+    """Return the lines of each group without those that are none."""
+    return [own if own[-1] >= 0 else own[own >= 0] for own in lines]

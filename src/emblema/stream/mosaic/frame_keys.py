@@ -51,7 +51,7 @@ class FrameKeys:
         return self._keys.view(-1, self.width).numpy()
 
     @property
-    def _scale_bits(self) -> NDArray[numpy.int16]:
+    def scale_bits(self) -> NDArray[numpy.int16]:
         """Their scales, bit by bit."""
         return self._scales.view(torch.int16).view(-1).numpy()
 
@@ -114,8 +114,8 @@ class FrameKeys:
             entries: [heads, n] as `of_heads`; -1 for none, whose product is of no use.
         """
         if states.device.type == "cpu":
-            return torch.from_numpy(self.kernels.compare(states.numpy(), self.rows, self._scale_bits, entries))
-        keys = torch.from_numpy(self.kernels.gather(self.rows, self._scale_bits, entries))
+            return torch.from_numpy(self.kernels.compare(states.numpy(), self.rows, self.scale_bits, entries))
+        keys = torch.from_numpy(self.kernels.gather(self.rows, self.scale_bits, entries))
         return states @ keys.to(states.device).transpose(1, 2)
 
     def logits_between(self, states: Tensor, low: int, high: int) -> Tensor:

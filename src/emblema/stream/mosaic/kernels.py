@@ -35,6 +35,34 @@ class Asked:
     placed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class SearchArrays:
+    """What all keys of a layer are searched by: their codes, the codes' lists, and the keys.
+
+    Attributes:
+        means: [heads, codes or more, width], of the keys of each code.
+        reach: [heads, codes or more], by what times a query's length a product with a mean is raised.
+        counts: [heads, codes or more], keys of each code.
+        shown: [heads, codes or more, n], pages of a code that are visited; -1 for none.
+        pages: [pages, n], keys of each; -1 for none.
+        codes: of a head.
+        entries: keys of a head, those that are gone included.
+        keys, scales: as for `Kernels.gather`.
+        parts: keys of a frame's line.
+    """
+
+    means: Halves
+    reach: Scores
+    counts: Scores
+    shown: NDArray[numpy.int32]
+    pages: NDArray[numpy.integer]
+    codes: int
+    entries: int
+    keys: NDArray[numpy.int8]
+    scales: NDArray[numpy.int16]
+    parts: int
+
+
 class Kernels(Protocol):
     """What the search does number by number. Both kinds choose the same, but for how sums are rounded.
 
@@ -115,6 +143,12 @@ class Kernels(Protocol):
             known: [heads, queries], the logarithm of all that a query attends, at least; None where nothing is known.
             entries: [heads, n], a frame's line times `parts`, and its part; -1 after the last one of a head. None where
                 place and entry are the same.
+        """
+
+    def search(self, states: Scores, index: SearchArrays, wanted: int, asked: Asked) -> list[Numbers]:
+        """Return the lines that each group takes, of those in the lists of the codes that its queries visit.
+
+        All of the above one after the other; arguments as there.
         """
 
 
@@ -199,6 +233,13 @@ class ArrayKernels:
             chosen = best_lines(weights, lines, groups, asked.count, asked.budget, asked.placed)
             if order.ended or all(len(own) == asked.budget for own in chosen):
                 return chosen
+
+    def search(self, states: Scores, index: SearchArrays, wanted: int, asked: Asked) -> list[Numbers]:
+        products, lengths = self.products(states, index.means, index.codes)
+        mass, seen = self.visit(products, lengths, index.reach, index.counts, wanted)
+        entries = self.collect(seen, index.shown, index.pages, 0, index.entries)
+        logits = self.compare(states, index.keys, index.scales, entries)
+        return self.choose(logits, mass, entries, index.parts, asked)
 
 
 def rows_of(keys: NDArray[numpy.int8], rows: Numbers) -> NDArray[numpy.int8]:

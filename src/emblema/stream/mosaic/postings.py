@@ -14,6 +14,7 @@ from torch import Tensor
 from emblema.stream.buffers import grown
 from emblema.stream.mosaic.clusters import second_sides
 from emblema.stream.mosaic.frame_keys import FrameKeys
+from emblema.stream.mosaic.kernels import Asked, SearchArrays
 from emblema.stream.mosaic.orders import Numbers, Scores
 from emblema.stream.state import StreamState
 
@@ -259,19 +260,45 @@ class Postings:
             Keys [heads, n] as `FrameKeys.of_heads` counts them, -1 for none; and [heads, queries] the logarithm of the
             sum over all keys, as `FrameKeys.logits` counts, by the codes' means: it comes out too small.
         """
-        held = max(map(len, self._lists))
-        kernels, counts = self._keys.kernels, self._counts.numpy()
-        products, lengths = kernels.products(states.numpy(), self._means.numpy(), held)
-        if self._visited is None:
-            # Of a long list no more than `SHOWN` pages are visited.
-            self._visited = float(numpy.minimum(counts, SHOWN * PAGE).sum()) / self.codes
+        index, kernels = self._arrays(), self._keys.kernels
         parts, first = self._keys.parts, self._keys.first
         begin, end = (low - first) * parts, (high - first) * parts
         whole = begin <= 0 and end >= self._entries
-        wanted = math.ceil(FEWER * most / self._visited * (1 if whole else SPREAD))
-        mass, seen = kernels.visit(products, lengths, self._reach.numpy(), counts, min(wanted, held))
-        found = kernels.collect(seen, self._shown.numpy(), self._pages.numpy(), max(begin, 0), end)
+        products, lengths = kernels.products(states.numpy(), index.means, index.codes)
+        wanted = self._wanted(most if whole else SPREAD * most)
+        mass, seen = kernels.visit(products, lengths, index.reach, index.counts, wanted)
+        found = kernels.collect(seen, index.shown, index.pages, max(begin, 0), end)
         return found if whole else found[:, :most], mass
+
+    def search(self, states: Tensor, most: int, asked: Asked) -> list[Numbers]:
+        """Return the lines that each group takes of all frames: `find`, and what follows it, in one go.
+
+        Args:
+            states: [heads, queries, width], on the host.
+            most: as of `find`.
+        """
+        return self._keys.kernels.search(states.numpy(), self._arrays(), self._wanted(most), asked)
+
+    def _arrays(self) -> SearchArrays:
+        return SearchArrays(
+            self._means.numpy(),
+            self._reach.numpy(),
+            self._counts.numpy(),
+            self._shown.numpy(),
+            self._pages.numpy(),
+            max(map(len, self._lists)),
+            self._entries,
+            self._keys.rows,
+            self._keys.scale_bits,
+            self._keys.parts,
+        )
+
+    def _wanted(self, most: int) -> int:
+        """Return how many codes of a head are visited, on average, for so many keys."""
+        if self._visited is None:
+            # Of a long list no more than `SHOWN` pages are visited.
+            self._visited = float(numpy.minimum(self._counts.numpy(), SHOWN * PAGE).sum()) / self.codes
+        return min(math.ceil(FEWER * most / self._visited), max(map(len, self._lists)))
 
     def state(self) -> StreamState:
         """Return the state for a file."""

@@ -51,9 +51,14 @@ def choose_frames(
     states = own.reshape(keys.heads, -1, keys.width)
     most = math.ceil(settings.ablation.pool * budget) * parts
     whole = (low, high) == (keys.first, keys.first + keys.count)
+    askers = numpy.array([groups[row] for row in asking], dtype=numpy.int64)
+    asked = Asked(askers, query.count, budget, settings.ablation.scoring != "attention")
+    many = postings is not None and live * parts > EXACT * most
+    if postings is not None and many and whole and states.device.type == "cpu":
+        return [numpy.sort(own) + keys.first for own in postings.search(states, most, asked)]
     entries: Counts | None = None
     known: Scores | None = None
-    if postings is not None and live * parts > EXACT * most:
+    if postings is not None and many:
         entries, known = postings.find(states.cpu(), low, high, most)
         if not whole and int((entries >= 0).sum(1).min(initial=0)) < most:
             # The lists that were visited have too little of this span.
@@ -65,8 +70,6 @@ def choose_frames(
         logits, begin = keys.logits_between(states, low - keys.first, high - keys.first), low
     else:
         logits, begin = keys.logits(states, entries), keys.first
-    askers = numpy.array([groups[row] for row in asking], dtype=numpy.int64)
-    asked = Asked(askers, query.count, budget, settings.ablation.scoring != "attention")
     # Both are too small: the sum over the keys found, and that over all codes by their means.
     lines = keys.kernels.choose(logits.cpu().numpy(), known if whole else None, entries, parts, asked)
     return [numpy.sort(own) + begin for own in lines]
