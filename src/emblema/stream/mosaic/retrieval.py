@@ -53,13 +53,13 @@ def choose_frames(
     whole = (low, high) == (keys.first, keys.first + keys.count)
     askers = numpy.array([groups[row] for row in asking], dtype=numpy.int64)
     asked = Asked(askers, query.count, budget, settings.ablation.scoring != "attention")
-    many = postings is not None and live * parts > EXACT * most
-    if postings is not None and many and whole and states.device.type == "cpu":
-        return [numpy.sort(own) + keys.first for own in postings.search(states, most, asked)]
+    lists = postings if live * parts > EXACT * most else None
+    if lists is not None and whole and states.device.type == "cpu":
+        return [numpy.sort(own) + keys.first for own in lists.search(states, most, asked)]
     entries: Counts | None = None
     known: Scores | None = None
-    if postings is not None and many:
-        entries, known = postings.find(states.cpu(), low, high, most)
+    if lists is not None:
+        entries, known = lists.find(states.cpu(), low, high, most)
         if not whole and int((entries >= 0).sum(1).min(initial=0)) < most:
             # The lists that were visited have too little of this span.
             entries, known = None, None
