@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.golden import observe, running, typed
+from tests.golden import answers, interface, observe, running, typed
 
 DATA = Path(__file__).parent / "data"
 
 
 def write(name: str, value: Any) -> None:
     """Write a JSON file, one line for each of its inner values."""
-    (DATA / f"{name}.json").write_text(text(value, 3 if name in ("plans", "traces") else 2) + "\n")
+    (DATA / f"{name}.json").write_text(text(value, 3 if name in ("plans", "traces", "http") else 2) + "\n")
 
 
 def text(value: Any, depth: int, indent: int = 0) -> str:
@@ -71,6 +71,12 @@ def write_models() -> None:
     write("traces", {name: running.traces(name) for name in running.FAMILIES})
 
 
+def write_answers() -> None:
+    """Write the answers of the bundled models, with the processor that they were made on."""
+    found = {model: answers.answer_words(model) for model in answers.MODELS}
+    write("answers", {"processor": answers.processor_name(), **found})
+
+
 PARTS = {
     "identities": lambda: write("identities", observe.identities()),
     "files": write_files,
@@ -78,6 +84,9 @@ PARTS = {
     "plans": lambda: write("plans", observe.plans()),
     "models": write_models,
     "commands": lambda: write("commands", typed.commands()),
+    "answers": write_answers,
+    "http": lambda: write("http", interface.http_schema()),
+    "interface": lambda: write("interface", interface.public_names()),
     "vllm": lambda: write("vllm", typed.vllm_names()),
 }
 

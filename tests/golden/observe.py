@@ -18,7 +18,7 @@ from emblema.link.policy.policy import LaneVerdict, Policy, PolicyInputs
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, PrefixMatch
-from emblema.link.strategies.registry import KINDS, parse
+from emblema.link.strategies.registry import parse
 from emblema.media import media_bytes
 from emblema.media.audio import Audio
 from emblema.media.video import Video
@@ -50,21 +50,10 @@ from tests.store.corpus import open_bytes
 Json = Any
 
 STRATEGIES = (
-    *("pair", "pair+query-30%"),
-    *("full", "prefix", "blind", "auto", "patch-4", "patch-25%", "patch-3%", "patch-100%", "patch-4-deep"),
-    *("patch-25%-deep", "orbit-4", "basis-4", "mpic-2", "mpic-all", "mpic-2-raw", "full-reuse", "full-reuse-raw"),
-    *("cacheblend-15", "cacheblend-100", "cacheblend2-15", "epic-2", "vlcache-30", "vlcache-30-uniform", "sink"),
-    *("lowrank-k-2", "reprefill-deep-50", "reprefill-deep-100", "reprefill-shallow-50", "reprefill-shallow-100"),
-    "query-30%",
+    *("full", "prefix", "blind", "auto", "patch-4", "patch-25%", "patch-100%", "mpic-2", "full-reuse"),
+    *("cacheblend-15", "epic-2", "vlcache-30", "query-30%"),
 )
-"""Every family of names with sample knobs."""
-
-
-def unnamed_strategies() -> list[str]:
-    """The families of names that no sample belongs to."""
-    import re
-
-    return [kind.usage for kind in KINDS if not any(re.fullmatch(kind.pattern, name) for name in STRATEGIES)]
+"""What users ask for by name: exact ways, ours, and one of each paper's."""
 
 
 # Identities.
@@ -429,7 +418,7 @@ def need_words(plan: LinkPlan, key: ArtifactKey) -> Json:
     return [rank, sorted(layers)]
 
 
-MORE = {"auto", "prefix", "basis-4", "orbit-4", "patch-25%"}
+MORE = {"auto", "prefix", "patch-25%"}
 """The strategies that are planned with everything that the store may know; the others with the first three."""
 
 

@@ -1,4 +1,4 @@
-"""What users have on disk and were told stays: ids, files, folders, plans, counts, commands. See `make.py`."""
+"""What users have on disk and were told stays: ids, files, folders, plans, counts, commands, answers. See `make.py`."""
 
 import json
 import shutil
@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import transformers
 
-from tests.golden import observe, running, typed
+from tests.golden import answers, interface, observe, running, typed
 from tests.golden.make import DATA
 
+CLOSE = 1e-4
+"""Largest difference of a logit on another processor."""
 RECORDS = dict(observe.records())
 
 
@@ -61,10 +63,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def test_every_family_of_strategies_is_planned() -> None:
-    assert observe.unnamed_strategies() == []
-
-
 def test_plans_stay() -> None:
     planned, kept = plain(observe.plans()), held("plans")
     assert planned.keys() == kept.keys()
@@ -92,6 +90,37 @@ def test_counts_of_linked_prompts_stay(name: str) -> None:
 
 def test_commands_and_options_stay() -> None:
     assert plain(typed.commands()) == held("commands")
+
+
+def test_the_schema_of_the_service_stays() -> None:
+    assert plain(interface.http_schema()) == held("http")
+
+
+def test_public_classes_and_their_arguments_stay() -> None:
+    assert plain(interface.public_names()) == held("interface")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", answers.MODELS)
+def test_answers_stay(model: str) -> None:
+    kept = held("answers")
+    found = answers.answers(model)
+    assert found.keys() == kept[model].keys()
+    for name, expected in kept[model].items():
+        logits = found[name][expected["tokens"]]
+        assert logits.tolist() == pytest.approx(expected["logits"], abs=CLOSE), name
+        # Where two tokens are nearly as likely, another processor may choose the other.
+        assert float(found[name].max()) <= expected["logits"][0] + CLOSE, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", answers.MODELS)
+def test_answers_stay_to_the_bit_on_the_processor_that_they_were_made_on(model: str) -> None:
+    kept = held("answers")
+    if kept["processor"] != answers.processor_name():
+        pytest.skip(f"bits are those of {kept['processor']}")
+    found = answers.answer_words(model)
+    assert [name for name, expected in kept[model].items() if found[name]["bits"] != expected["bits"]] == []
 
 
 def test_names_for_vllm_stay() -> None:

@@ -15,12 +15,10 @@ PLUGIN = ROOT / "src" / "emblema" / "vllm"
 
 
 def commands() -> Json:
-    """By program and command the sorted names of its options, and of its arguments in their order."""
-    from benchmarks.cli.app import app as benchmarks
-    from emblema.cli.app import app as emblema
+    """By command the sorted names of its options, and of its arguments in their order."""
+    from emblema.cli.app import app
 
-    programs = {"emblema": emblema, "python -m benchmarks": benchmarks}
-    return {name: dict(_commands(typer.main.get_command(app), "")) for name, app in programs.items()}
+    return dict(_commands(typer.main.get_command(app), ""))
 
 
 def _commands(command: Any, path: str) -> Iterator[tuple[str, Json]]:
