@@ -15,7 +15,7 @@ BESIDE := .venv-sglang
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers browser demo test test-device test-benchmarks test-scale test-slow test-519 test-vllm test-vllm-ray test-sglang test-vllm-matrix fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short mutation traffic gpu fuzz results-check reference docs lint format types imports check clean
+.PHONY: help setup servers browser demo test test-device test-benchmarks test-scale test-slow test-519 test-vllm test-vllm-ray test-sglang test-vllm-matrix test-nightly nightly fuzz fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short gpu results-check reference docs lint format types imports check clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,7 +84,7 @@ demo: $(VENV)/installed  ## Set everything up and run the demo
 	$(BIN)/emblema demo
 
 test: $(VENV)/installed-dev servers  ## Set everything up and run the fast tests
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow" tests
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not nightly" tests
 
 # On a machine with a GPU EMBLEMA_TEST_DEVICE=cuda runs the same there, and with `make test` all the rest.
 test-device: export EMBLEMA_TEST_DEVICE ?= fake
@@ -92,7 +92,7 @@ test-device: $(VENV)/installed-dev  ## Hold a device to what the CPU answers; wi
 	$(PYTEST) -n $(WORKERS) tests/device
 
 test-benchmarks: $(VENV)/installed-dev  ## Run the fast tests of the benchmarks and of the training
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow" benchmarks/tests training/tests
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not nightly" benchmarks/tests training/tests
 
 $(VENV)/installed-ray: $(VENV)/installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'ray[serve]>=2.60,<2.61'
@@ -101,13 +101,20 @@ $(VENV)/installed-ray: $(VENV)/installed-dev
 test-scale: $(VENV)/installed-ray  ## Run real replicas behind Ray Serve, on loopback: two that are killed, and the router
 	$(PYTEST) tests/scale/test_router.py tests/scale/test_cluster.py
 
-# The longest tests are the benchmarks' and go first: by default files of few tests go last, and one worker waits. pytest
-# leaves with 5 where it finds no test.
+# Files of the longest tests go first: by default files of few tests go last, and one worker waits. pytest leaves with 5
+# where it finds no test.
 test-slow: $(VENV)/installed-dev servers browser  ## Run the slow tests, the wheel's excepted
-	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m slow --ignore=tests/e2e/test_wheel.py benchmarks/tests training/tests tests || [ $$? -eq 5 ]
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "slow and not nightly" --ignore=tests/e2e/test_wheel.py benchmarks/tests training/tests tests || [ $$? -eq 5 ]
+
+test-nightly: $(VENV)/installed-dev servers browser  ## Run the tests that are too long for every commit
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m nightly benchmarks/tests training/tests tests || [ $$? -eq 5 ]
+
+NIGHTLY ?= tests fuzz crash soaks ray sglang vllm-fuzz vllm-matrix
+nightly:  ## Run what is too long for every commit, hours in all; NIGHTLY="fuzz soaks" chooses: list in CONTRIBUTING.md
+	bash .ci/nightly $(NIGHTLY)
 
 test-519: $(OLD)/installed  ## Run the adapter tests on transformers 5.19, with torchvision
-	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(OLD)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" tests/models
+	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(OLD)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not nightly" tests/models
 
 # One thread a process: exact comparisons. vLLM keeps one engine, run in one way, a process; two of them at once.
 MATRIX = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(SERVED)/bin/python -m tests.vllm.matrix --at-once $(WORKERS)
@@ -115,8 +122,9 @@ test-vllm: $(SERVED)/installed  ## Run the plugin's tests inside vLLM, on a CPU,
 	$(MATRIX)
 
 # A CPU runs other kernels than users do: torch's own attention, and none of SGLang's kernels.
+SGLANG = not slow and not nightly
 test-sglang: $(BESIDE)/installed  ## Run the plugin's tests inside SGLang, on a CPU: other kernels than users run
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BESIDE)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" tests/sglang
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BESIDE)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "$(SGLANG)" tests/sglang
 
 test-vllm-matrix: $(SERVED)/installed  ## The same with every model runner, scheduling and number of tokens a step: hours
 	$(MATRIX) --whole
@@ -138,22 +146,22 @@ test-vllm-ray: $(SERVED)/installed  ## Run vLLM replicas behind Ray Serve's own 
 wheel-test: $(VENV)/installed-dev  ## Build the wheel and run its demo outside the repository
 	$(PYTEST) -m slow tests/e2e/test_wheel.py
 
-crash-test: $(VENV)/installed-dev  ## Kill a writing process 200 times and look at the store: report in docs/results
-	$(BIN)/python -m tests.store.disk.crash --rounds 200 --json docs/results/crash.json
+crash-test: $(VENV)/installed-dev  ## Kill a writing process 200 times and look at the store: report in build
+	$(BIN)/python -m tests.store.disk.crash --rounds 200 --json build/crash.json
 
 SOAK = $(BIN)/python -m benchmarks soak --plain
-soak: $(VENV)/installed-dev  ## Ask a stream of 100,000 frames all the way and kill it twice: report in docs/results
-	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(SOAK) --report docs/results/soak
+soak: $(VENV)/installed-dev  ## Ask a stream of 100,000 frames all the way and kill it twice
+	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(SOAK) --report build/soak
 
 soak-short: $(VENV)/installed-dev  ## About two minutes of the soak, held to the same
-	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(SOAK) --minutes 2 --report $(VENV)/soak
+	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(SOAK) --minutes 2 --report build/soak-short
 
 SOAK_SERVE = OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks soak-serve --plain
-soak-serve: $(VENV)/installed-dev  ## Load a server with all that clients do for 30 minutes: report in docs/results
-	$(SOAK_SERVE) --report docs/results/serve-soak
+soak-serve: $(VENV)/installed-dev  ## Load a server with all that clients do for 30 minutes
+	$(SOAK_SERVE) --report build/soak-serve
 
 soak-serve-short: $(VENV)/installed-dev  ## Two minutes of that, held to the same
-	$(SOAK_SERVE) --minutes 2 --report $(VENV)/serve-soak
+	$(SOAK_SERVE) --minutes 2 --report build/soak-serve-short
 
 FUZZ_SECONDS ?= 120
 FUZZ_SEED ?= 0
@@ -161,17 +169,9 @@ fuzz: $(VENV)/installed-dev  ## Fuzz the file format, the index, request bodies 
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[fuzz]"
 	OMP_NUM_THREADS=1 PYTHONPATH=src:. $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
-# Weekly rather than with every change: a fresh sample, and what survives is listed.
-mutation: $(VENV)/installed-dev  ## Change the code in small ways and count the changes that tests notice: an hour
-	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.mutation --plain --kept $(VENV)/mutants.jsonl --report docs/results/mutation
-
-TRAFFIC_SEED ?= 715601984
 GPU_SHAPE ?= qwen2.5-vl-7b
 gpu: $(VENV)/installed-dev  ## Half an hour on a GPU, with a torch that knows it (TORCH=torch): report in build/gpu, resumes
 	$(BIN)/python -m benchmarks gpu --shape $(GPU_SHAPE) --report build/gpu --plain
-
-traffic: $(VENV)/installed-dev  ## Requests on pages that recur or do not: report in docs/results, resumes
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks traffic --seed $(TRAFFIC_SEED) --report docs/results/traffic --plain
 
 results-check: $(VENV)/installed-dev  ## Hold docs/results.md to its files, and these to a small sample measured again
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m benchmarks results --check --items 2 --plain

@@ -61,6 +61,7 @@ def test_the_command_line_alone_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_strategies() -> None:
     done = emblema("strategies")
     assert done.returncode == 0

@@ -321,6 +321,7 @@ def sum_bytes(chunk: object) -> int:
     return chunk.bytes + chunk.encoded.bytes
 
 
+@pytest.mark.slow
 def test_engines_in_threads_on_one_small_store(reference: Engine, folder: Path) -> None:
     drawn = [Image.effect_noise((128, 128), 60 + 9 * index).convert("RGB") for index in range(20)]
     plain = engine_on(reference, None)

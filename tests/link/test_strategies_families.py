@@ -30,8 +30,8 @@ from tests.link.linking import assert_ran_as_planned, full, link, linker, prompt
 families = pytest.mark.parametrize("name", CASES)
 settings = pytest.mark.parametrize("setting", ["visible", "slid", "leading"])
 
-FEW = {"llava", "qwen3_vl", "gemma3", "kimi_k25"}
-"""One of each kind of cache and mask; the others are marked slow where every strategy runs."""
+FEW = {"gemma3", "kimi_k25"}
+"""A sliding window and a latent cache; the others are marked slow where every strategy runs."""
 
 every_family = pytest.mark.parametrize(
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in CASES]

@@ -77,7 +77,8 @@ def write_until_killed(folder: Path, kind: str, written: Connection) -> None:
         written.send((count, not logs.of(OWNER).unsaved))
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_killed_process_takes_no_written_measurement_with_it_nor_anothers(tmp_path: Path, seed: int) -> None:
     chance, kinds = random.Random(seed), ("image", "video")
     made, acknowledged = dict.fromkeys(kinds, 0), dict.fromkeys(kinds, 0)

@@ -203,7 +203,8 @@ def learn_until_killed(folder: Path, number: int, told: Connection) -> None:
                 told.send(count)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_killed_process_takes_no_sighting_with_it_that_was_written(
     stores: tuple[Store, Store], tmp_path: Path, seed: int
 ) -> None:

@@ -42,8 +42,7 @@ def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     [
         {},
         *(pytest.param(one, marks=pytest.mark.slow) for one in (PACKED, {"prefetch": True})),
-        CLUSTERS,
-        pytest.param(EAGER, marks=pytest.mark.slow),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (CLUSTERS, EAGER)),
     ],
     ids=str,
 )
@@ -164,7 +163,7 @@ def test_rows_of_a_loaded_stream_are_read_once(prefetch: bool, tmp_path: Path) -
         log.write_bytes(whole)
 
 
-@pytest.mark.parametrize("room", [0, 1, 9, 30, 1000])
+@pytest.mark.parametrize("room", [0, 9, *(pytest.param(room, marks=pytest.mark.slow) for room in (1, 30, 1000))])
 def test_rows_that_were_read_keep_to_the_budget(room: int, tmp_path: Path) -> None:
     frames = shown(NAME, FRAMES + 24)
     with kept(tmp_path) as made, made.stream(**SMALL) as stream:

@@ -78,7 +78,10 @@ def test_posting_lists_have_the_other_frames(seed: int) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, *(pytest.param(one, marks=pytest.mark.slow) for one in (PACKED, {"host_bytes": 1})), {**PACKED, **CLUSTERS}],
+    [
+        {},
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (PACKED, {"host_bytes": 1}, {**PACKED, **CLUSTERS})),
+    ],
     ids=str,
 )
 def test_what_was_forgotten_leaves_no_trace(options: dict[str, Any], tmp_path: Path) -> None:
@@ -302,7 +305,8 @@ print(set(found) <= {23, 30}, ended)
 """
 
 
-@pytest.mark.parametrize("calls", ["4,9,1000", pytest.param("1,2,3,5,6,7,8,10,11,12,13,14", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", ["4,9,1000", pytest.param("1,2,3,5,6,7,8,10,11,12,13,14", marks=pytest.mark.nightly)])
 def test_forgetting_that_is_killed_was_done_or_was_not(calls: str, tmp_path: Path) -> None:
     """Killed right before its n-th change to a file."""
     command = [sys.executable, "-c", KILLED, str(tmp_path), calls]

@@ -149,7 +149,7 @@ def test_an_endless_stream_has_few_clusters(retrieval: str) -> None:
         stream_of(1, clusters=0)
 
 
-@pytest.mark.parametrize("splitting", ["deferred", "eager"])
+@pytest.mark.parametrize("splitting", ["deferred", pytest.param("eager", marks=pytest.mark.slow)])
 def test_merging_changes_nothing_that_is_exact(splitting: str) -> None:
     options: dict[str, Any] = {"retrieval": "clusters", "splitting": splitting, "prefetch": False}
     every, clusters, _, _ = stream_of(**options, budget=None)

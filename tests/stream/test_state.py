@@ -204,7 +204,8 @@ def test_a_killed_stream_resumes_from_where_it_was_saved(tmp_path: Path) -> None
         assert largest_error(stream.prefill(QUESTION), torch.load(tmp_path / "expected")) < 1e-6
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [2, pytest.param(40, marks=pytest.mark.nightly)])
 def test_a_stream_that_is_saved_after_every_block_loses_no_block_that_was_saved(rounds: int, tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "tests.stream.crash", str(tmp_path), "--rounds", str(rounds)],

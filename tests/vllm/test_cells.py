@@ -3,13 +3,12 @@
 import os
 import subprocess
 import sys
-from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from tests.vllm.cells import CHUNK, STARTUP, Cell, enter
-from tests.vllm.matrix import PAIRS, every
+from tests.vllm.matrix import SECOND, every
 from tests.vllm.startup.cpu_runners import RUNNER, SCHEDULING
 
 
@@ -45,9 +44,8 @@ def test_processes_that_are_started_get_the_shims(tmp_path: Path) -> None:
     assert done.stdout == "True\n", done.stderr
 
 
-def test_each_two_choices_meet_in_the_short_matrix() -> None:
-    short, whole = (Cell(), *PAIRS), every()
-    assert len(whole) == len(set(whole)) == 12
-    for one, two in combinations(("runner", "scheduling", "chunk"), 2):
-        pairs = {(getattr(cell, one), getattr(cell, two)) for cell in whole}
-        assert {(getattr(cell, one), getattr(cell, two)) for cell in short} == pairs
+def test_the_two_ways_of_every_commit_differ_in_everything_and_the_whole_matrix_has_all() -> None:
+    one, two = Cell(), SECOND
+    assert (one.runner, one.scheduling) != (two.runner, two.scheduling) and {one.runner, two.runner} == {"v1", "v2"}
+    assert {one.scheduling, two.scheduling} == {"sync", "async"} and one.chunk is None and two.chunk
+    assert len(every()) == len(set(every())) == 12 and {one, two} <= set(every())

@@ -152,13 +152,14 @@ def _numbers(all: bool) -> Iterator[int]:
 ONCE, LASTING = (errno.EIO, False), (errno.ENOSPC, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "lasting"), [ONCE, LASTING], ids=["once", "from then on"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_any_call_of_a_change_fails(begun: Path, tmp_path: Path, change: str, code: int, lasting: bool) -> None:
     _fail(begun, tmp_path, change, code, lasting, all=False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("code", "lasting"), [ONCE, LASTING, (errno.EIO, True), (errno.EROFS, False)])
 @pytest.mark.parametrize("change", CHANGES)
 def test_every_call_of_a_change_fails(begun: Path, tmp_path: Path, change: str, code: int, lasting: bool) -> None:
@@ -196,12 +197,13 @@ def _fail(begun: Path, tmp_path: Path, change: str, code: int, lasting: bool, *,
     assert failed > (0 if change == "checkpoint" else 2), "there was hardly a call to fail"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
 def test_any_call_of_opening_fails(begun: Path, tmp_path: Path, lasting: bool) -> None:
     _fail_opening(begun, tmp_path, lasting, all=False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
 def test_every_call_of_opening_fails(begun: Path, tmp_path: Path, lasting: bool) -> None:
     _fail_opening(begun, tmp_path, lasting, all=True)
@@ -250,6 +252,7 @@ def test_any_call_of_making_a_folder_fails(tmp_path: Path) -> None:
             break
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
 def test_any_call_of_a_flush_fails(tmp_path: Path, lasting: bool) -> None:
     """A flush that returns has made everything durable; one that raises says so, and nothing is half there."""
@@ -325,6 +328,7 @@ def test_any_call_of_writing_a_file_whole_fails(tmp_path: Path, earlier: bytes |
     assert number > 5
 
 
+@pytest.mark.slow
 def test_an_index_that_is_lost_is_made_again_with_any_call_failing(begun: Path, tmp_path: Path) -> None:
     """The tier may be one that is only read afterwards; opened again, it has everything."""
     for number in _numbers(all=False):
