@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import pytest
 
 from emblema.cli import main
-from tests.e2e import commands
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Finished:
 
 
 class Command(Protocol):
-    """Runs `emblema`, here or in a process of its own."""
+    """Runs `emblema`."""
 
     def __call__(self, *arguments: str, where: Path | None = None) -> Any: ...
 
@@ -60,9 +59,3 @@ def emblema(*arguments: str, where: Path | None = None) -> Finished:
 def refused(*arguments: str) -> str:
     """Return the one line with which `emblema` refuses."""
     return refusal(emblema(*arguments))
-
-
-both_ways = pytest.mark.parametrize(
-    "run", [emblema, pytest.param(commands.emblema, marks=pytest.mark.slow)], ids=["here", "process"]
-)
-"""Run here, and slowly as a person does: in a process of its own."""

@@ -7,13 +7,12 @@ from pathlib import Path
 
 from PIL import Image
 
-from tests.cli.running import Command, both_ways
+from tests.cli.running import Command
 
 MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")
 DEMO = Path(str(files("emblema"))) / "assets" / "demo"
 
 
-@both_ways
 def test_ask_streams_an_answer_and_then_what_it_cost(run: Command) -> None:
     media = json.loads((DEMO / "demo.json").read_text())
     asked = next(one for one in media["questions"] if one["kind"] == "colour")
@@ -27,7 +26,6 @@ def test_ask_streams_an_answer_and_then_what_it_cost(run: Command) -> None:
     assert slid.stdout.strip() == asked["answer"]
 
 
-@both_ways
 def test_ask_takes_videos_and_documents(run: Command, tmp_path: Path) -> None:
     page = Image.open(DEMO / "map-01.png").convert("RGB")
     page.save(tmp_path / "pages.pdf")
@@ -37,7 +35,6 @@ def test_ask_takes_videos_and_documents(run: Command, tmp_path: Path) -> None:
     assert done.stdout.strip()
 
 
-@both_ways
 def test_a_question_asked_twice_is_linked_the_second_time(run: Command, tmp_path: Path) -> None:
     """What the first run computed, the second takes."""
     asked = (

@@ -10,7 +10,7 @@ from PIL import Image
 
 from emblema.cli.check import ranks_of
 from emblema.errors import StrategyError
-from tests.cli.running import Command, both_ways
+from tests.cli.running import Command
 
 MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")
 DEMO = Path(str(files("emblema"))) / "assets" / "demo"
@@ -23,7 +23,6 @@ def test_ranks() -> None:
             ranks_of(wrong)
 
 
-@both_ways
 def test_check_writes_its_report_and_plot(run: Command, tmp_path: Path) -> None:
     options = ["--ranks", "2,8", "--orders", "1", "--answer-tokens", "2", "--out", str(tmp_path)]
     done = run("check", MODEL, *options)

@@ -2,12 +2,11 @@
 
 import os
 
-from tests.cli.running import Command, both_ways
+from tests.cli.running import Command
 
 MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")
 
 
-@both_ways
 def test_models(run: Command) -> None:
     done = run("models", "--model", MODEL)
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from PIL import Image
 from emblema.errors import PromptError
 from emblema.stream.recorder import FrameRecorder
 from emblema.stream.standing import AnswerChange, StandingQuestions
-from tests.cli.running import Command, both_ways, emblema, refused
+from tests.cli.running import Command, emblema, refused
 from tests.cli.videos import write_cut_video, write_walk
 from tests.stream.live import camera, clip
 from tests.stream.test_webhook import receiver
@@ -30,7 +30,6 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_walk(tmp_path_factory.mktemp("walk"))
 
 
-@both_ways
 def test_questions_given_a_strip_and_going_on(run: Command, walk: Path, tmp_path: Path) -> None:
     strip, store = tmp_path / "strip.png", tmp_path / "kept"
     asked = ("--ask-at", "0:30:in which land are we now ?", "--ask", "in which land was the moon ?")
@@ -195,7 +194,6 @@ def test_a_camera_that_goes_away(tmp_path: Path) -> None:
         assert len(list(container.decode(video=0))) >= 2
 
 
-@both_ways
 def test_a_video_cut_short_is_asked_about_as_far_as_it_goes(run: Command, tmp_path: Path) -> None:
     write_cut_video(tmp_path / "cut.mp4")
     done = run("stream", "cut.mp4", *FEW, "--fps", "5", "--ask", "in which land are we now ?", where=tmp_path)

@@ -143,7 +143,7 @@ def test_what_the_container_copies_builds_and_its_check_answers(tmp_path: Path) 
     assert subprocess.run(check, timeout=60, stderr=subprocess.DEVNULL).returncode != 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_servers_on_stores_of_their_own_share_rows_through_redis(tmp_path: Path, pngs: list[bytes]) -> None:
     redis = RedisServer(tmp_path)
     kept = {"prompt_cache_breakpoint": {"mode": "explicit"}}

@@ -9,7 +9,7 @@ from tests.serve.servers import Running
 EXAMPLES = 40
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_request_fails_within_the_server(server: Running) -> None:
     schema = schemathesis.openapi.from_url(f"{server.address}/openapi.json")
     failed: list[str] = []

@@ -21,7 +21,7 @@ from emblema.serve.keys import KeyRing
 from tests.serve.conftest import QUESTION, asked
 from tests.serve.engines import COMMANDS, served
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 CERTAIN = 1e-4
 """Chance below which a difference is one; at twelve comparisons a run fails by chance once in 800."""
 IDS, REPEATS, PICTURES = 20, 12, 24

@@ -104,7 +104,7 @@ def test_a_power_cut_loses_nothing_that_was_acknowledged(tmp_path: Path, capacit
     _cut_everywhere(tmp_path, seed, 20, capacity, 150)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_power_cut_after_each_of_many_changes(tmp_path: Path) -> None:
     for round in range(4):
         folder = tmp_path / str(round)
