@@ -10,7 +10,7 @@ from tests.vllm.models import Subject, bundled, tiny
 
 SERVED_BY_SGLANG = importlib.util.find_spec("sglang") is not None
 collect_ignore_glob = [] if SERVED_BY_SGLANG else ["test_served*.py"]
-BUNDLED = ("reference", "reference-deepstack", "reference-mha")
+BUNDLED = ("reference", "reference-deepstack")
 
 
 def pytest_report_header() -> list[str]:

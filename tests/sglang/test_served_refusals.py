@@ -145,7 +145,7 @@ def test_llava_next_is_served_plainly(
     serve: Callable[..., Any], subjects: Callable[[str], Subject], tmp_path: Path
 ) -> None:
     """SGLang falls back to transformers' class, which refuses a step with some rows of a picture."""
-    subject = with_processor(subjects("reference-mha"), tmp_path / "model")
+    subject = with_processor(subjects("llava-next"), tmp_path / "model")
     served = serve(subject, tmp_path / "store")
     given = subject.prompt(1, seed=62)
     first = served.ask(given, tokens=3)

@@ -116,7 +116,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     def subject(name: str) -> Any:
         if name not in made:
             folder: Path = tmp_path_factory.mktemp("models") / name
-            made[name] = bundled(name, folder) if name.startswith("reference") else tiny(name, folder)
+            made[name] = bundled(name) if name.startswith("reference") else tiny(name, folder)
         return made[name]
 
     return subject

@@ -1,9 +1,7 @@
 """Tiny random models that vLLM can serve (heads of 32), saved with the processors of the bundled ones; and prompts."""
 
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,50 +97,8 @@ class Given:
                      [self.pictures[index] for index in kept])  # fmt: skip
 
 
-def served_folder(cache: Path | None = None) -> Path:
-    """Return a copy of `reference-mha` whose weights have the names of published checkpoints, which alone vLLM reads.
-
-    Args:
-        cache: where the copy is kept; the user's cache by default.
-    """
-    source = model_folder("reference-mha")
-    size = (source / "model.safetensors").stat()
-    home = cache or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "emblema" / "served"
-    folder = home / f"reference-mha-{size.st_size}-{size.st_mtime_ns}"
-    if not folder.exists():
-        _copy_renamed(source, folder, "vision_tower.", "vision_tower.vision_model.")
-    return folder
-
-
-def _copy_renamed(source: Path, folder: Path, before: str, after: str) -> None:
-    """Copy a model with another beginning of its weights' names. Two processes may copy at once."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    copy = Path(tempfile.mkdtemp(dir=folder.parent, prefix="."))
-    try:
-        for path in source.iterdir():
-            if path.suffix != ".safetensors":
-                shutil.copy(path, copy / path.name)
-        weights = load_file(source / "model.safetensors")
-        named = {after + key.removeprefix(before) if key.startswith(before) else key: weights[key] for key in weights}
-        save_file(named, copy / "model.safetensors", {"format": "pt"})
-        copy.rename(folder)
-    except OSError:
-        if not folder.exists():
-            raise
-    finally:
-        shutil.rmtree(copy, ignore_errors=True)
-
-
-def _llava(folder: Path) -> Subject:
-    config = json.loads((folder / "config.json").read_text())
-    size = int(config["text_config"]["vocab_size"])
-    return Subject("reference-mha", folder, size, (), int(config["image_token_index"]), (), range(40, size - 1))
-
-
-def bundled(name: str, cache: Path | None = None) -> Subject:
-    """A bundled model; one that vLLM reads under other names, copied to a cache."""
-    if name == "reference-mha":
-        return _llava(served_folder(cache))
+def bundled(name: str) -> Subject:
+    """A bundled model."""
     folder = model_folder(name)
     config = json.loads((folder / "config.json").read_text())
     size = int(config["text_config"]["vocab_size"])
@@ -175,6 +131,26 @@ def _qwen(source: str) -> Callable[[Path], Subject]:
     return build
 
 
+def _llava_next(folder: Path) -> Subject:
+    """Make a LLaVA-NeXT in the shape of `reference-mha`, whose tokenizer and picture processor it has."""
+    from transformers import AutoConfig, LlavaNextForConditionalGeneration
+
+    source = model_folder("reference-mha")
+    config = AutoConfig.from_pretrained(source)
+    config.tie_word_embeddings = config.text_config.tie_word_embeddings = False
+    _save(LlavaNextForConditionalGeneration(config), folder, source)
+    _give_published_names(folder)
+    size = int(config.text_config.vocab_size)
+    return Subject(folder.name, folder, size, (), int(config.image_token_index), (), range(40, size - 1))
+
+
+def _give_published_names(folder: Path) -> None:
+    """Give weights the names of the published checkpoints, which both sides read."""
+    weights = load_file(folder / "model.safetensors")
+    named = {key.replace("vision_tower.", "vision_tower.vision_model."): value for key, value in weights.items()}
+    save_file(named, folder / "model.safetensors", {"format": "pt"})
+
+
 def _onevision(kind: str, **text: Any) -> Callable[[Path], Subject]:
     """Return what makes a LLaVA-OneVision with a decoder of some kind."""
 
@@ -205,10 +181,7 @@ def _build_onevision(folder: Path, text: dict[str, Any]) -> Subject:
     )  # fmt: skip
     _save(LlavaOnevisionForConditionalGeneration(config), folder, source)
     tokenizer.save_pretrained(folder)
-    weights = load_file(folder / "model.safetensors")
-    # The names of the published checkpoints, which both sides read.
-    named = {key.replace("vision_tower.", "vision_tower.vision_model."): value for key, value in weights.items()}
-    save_file(named, folder / "model.safetensors", {"format": "pt"})
+    _give_published_names(folder)
     processing = json.loads((source / "preprocessor_config.json").read_text())
     processing |= {
         "image_processor_type": "LlavaOnevisionImageProcessor", "processor_class": "LlavaOnevisionProcessor",
@@ -236,6 +209,7 @@ def _save(model: nn.Module, folder: Path, source: Path) -> None:
 BUILDERS: dict[str, Callable[[Path], Subject]] = {
     "qwen2.5-vl": _qwen("reference"),
     "qwen3-vl": _qwen("reference-deepstack"),
+    "llava-next": _llava_next,
     "llava-onevision": _onevision("qwen2"),
     "deepseek-v2": _onevision("deepseek_v2", **LATENTS),
     "deepseek-v3": _onevision("deepseek_v3", **LATENTS, rope_interleave=True),

@@ -1,17 +1,13 @@
 """The command line of a server, and the models that it names."""
 
 import json
-import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
-from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from benchmarks.models import model_folder
 from emblema.cli.app import app
 from emblema.errors import EmblemaError
 from emblema.models.load import bundled_folder
@@ -19,7 +15,6 @@ from emblema.plugin.command_options import value_of
 from emblema.plugin.settings import PluginSettings
 from emblema.serve.keys import KeyRing
 from emblema.vllm.serving import SERVICE, check_start, command, environment, transfer_config
-from tests.vllm.models import served_folder
 
 
 def test_the_transfer_config_is_what_the_connector_reads(tmp_path: Path) -> None:
@@ -100,14 +95,3 @@ def test_a_bundled_name_is_served_from_its_folder(tmp_path: Path, monkeypatch: p
     for name, source in (("org/model", "org/model"), ("reference", str(bundled_folder("reference")))):
         line = command(name, tmp_path)
         assert line[line.index("--model") + 1] == source and line[line.index("--served-model-name") + 1] == name
-
-
-def test_a_copy_has_the_names_of_published_checkpoints(tmp_path: Path) -> None:
-    folder = served_folder(tmp_path)
-    assert served_folder(tmp_path) == folder and list(tmp_path.iterdir()) == [folder]
-    kept, source = (load_file(path / "model.safetensors") for path in (folder, model_folder("reference-mha")))
-    assert len(kept) == len(source) and all(torch.equal(kept[_published(key)], source[key]) for key in source)
-
-
-def _published(key: str) -> str:
-    return re.sub(r"^vision_tower[.]", "vision_tower.vision_model.", key)
