@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from emblema.link.policy.policy import Lane
 from emblema.link.strategies.registry import strategies
 from emblema.stream.methods import METHODS
 
@@ -46,6 +47,11 @@ def test_the_page_on_strategies_names_every_strategy() -> None:
     page = (ROOT / "docs" / "concepts" / "plans-and-strategies.md").read_text()
     named = set(re.findall(r"`([^`]+)`", "\n".join(re.findall(r"^\| (.*?) \|", page, re.MULTILINE))))
     assert named == {name for usage in strategies() for name in usage.split(" | ")}
+
+
+def test_the_glossary_names_every_lane() -> None:
+    table = (ROOT / "docs" / "glossary.md").read_text().partition("## Lanes")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [*Lane]
 
 
 def test_the_page_on_security_names_tests_that_are_there() -> None:
