@@ -19,6 +19,8 @@ PAGES = [
     *sorted((ROOT / "docs").glob("how-to/*.md")),
     *sorted((ROOT / "docs").glob("concepts/*.md")),
 ]
+SHOWN = re.compile(r"```python\n(.*?)```(?:\n\nPrints:\n\n```text\n(.*?)```)?", re.DOTALL)
+"""A block of Python, and what the page says that it prints."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -29,10 +31,13 @@ def test_the_python_of_a_page_runs(
         shutil.copy(DEMO / name, tmp_path)
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL), 1):
+    outputs: list[str] = []
+    for number, (block, printed) in enumerate(SHOWN.findall(page.read_text()), 1):
         exec(compile(block, f"{page.name}, block {number}", "exec"), names)
+        outputs.append(capsys.readouterr().out)
+        assert not printed or outputs[-1] == printed
     if page.stem == "stream":
-        assert "'index'" in capsys.readouterr().out
+        assert "'index'" in "".join(outputs)
     # Blocks for a server elsewhere are not run, but they are Python.
     for block in re.findall(r"```py\n(.*?)```", page.read_text(), re.DOTALL):
         compile(block, page.name, "exec")
