@@ -66,3 +66,33 @@ def test_the_page_on_security_names_tests_that_are_there() -> None:
         named = re.findall(r"`((?:\w+/)+\w+(?:\.py)?)`", row.rsplit(" | ", 1)[1])
         assert named, f"no test holds: {row[:60]}"
         assert all((ROOT / "tests" / name).exists() for name in named), named
+
+
+def test_messages_on_the_page_on_troubleshooting_are_those_of_the_code() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text().partition("## Messages")[2]
+    sources = (path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    source = " ".join(re.sub(r'"\s*\n\s*f?"', "", text) for text in sources)
+    cells = re.findall(r"^\| (.*?) \|", page, re.MULTILINE)
+    messages = [code for cell in cells for code in re.findall("`(.+?)`", cell)]
+    pieces = [piece.strip() for message in messages for piece in message.split("…") if piece.strip()]
+    assert pieces and not [piece for piece in pieces if piece not in source]
+
+
+@pytest.mark.parametrize(
+    ("row", "file", "name"),
+    [
+        ("the folder (`FORMAT`)", "store/disk/folder.py", "VERSION"),
+        ("`pieces/`, `pinned/`: chunks and patches", "store/format.py", "FORMAT_VERSION"),
+        ("the index (`index.sqlite`)", "store/disk/index.py", "_VERSION"),
+        ("`streams/`: saved streams", "stream/state.py", "VERSION"),
+        ("`pairs/`: the basis of pairs", "session/pair_bases.py", "VERSION"),
+        ("vLLM", "vllm/plugin.py", "TESTED"),
+        ("SGLang", "sglang/plugin.py", "TESTED"),
+    ],
+)
+def test_the_page_on_upgrading_has_the_versions_of_the_code(row: str, file: str, name: str) -> None:
+    page = (ROOT / "docs" / "upgrading.md").read_text()
+    source = (ROOT / "src" / "emblema" / file).read_text()
+    (said,) = re.findall(rf"^\| {re.escape(row)} \| ([^|]+) \|", page, re.MULTILINE)
+    (had,) = re.findall(rf'^{name} = "?([\d.]+)"?$', source, re.MULTILINE)
+    assert said.split()[-1] == had
