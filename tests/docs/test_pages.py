@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from emblema.link.policy.policy import Lane
 from emblema.link.strategies.registry import strategies
 from emblema.stream.methods import METHODS
 
@@ -18,6 +19,8 @@ PAGES = [
     *sorted((ROOT / "docs").glob("how-to/*.md")),
     *sorted((ROOT / "docs").glob("concepts/*.md")),
 ]
+SHOWN = re.compile(r"```python\n(.*?)```(?:\n\nPrints:\n\n```text\n(.*?)```)?", re.DOTALL)
+"""A block of Python, and what the page says that it prints."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -28,10 +31,13 @@ def test_the_python_of_a_page_runs(
         shutil.copy(DEMO / name, tmp_path)
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL), 1):
+    outputs: list[str] = []
+    for number, (block, printed) in enumerate(SHOWN.findall(page.read_text()), 1):
         exec(compile(block, f"{page.name}, block {number}", "exec"), names)
+        outputs.append(capsys.readouterr().out)
+        assert not printed or outputs[-1] == printed
     if page.stem == "stream":
-        assert "'index'" in capsys.readouterr().out
+        assert "'index'" in "".join(outputs)
     # Blocks for a server elsewhere are not run, but they are Python.
     for block in re.findall(r"```py\n(.*?)```", page.read_text(), re.DOTALL):
         compile(block, page.name, "exec")
@@ -48,6 +54,11 @@ def test_the_page_on_strategies_names_every_strategy() -> None:
     assert named == {name for usage in strategies() for name in usage.split(" | ")}
 
 
+def test_the_glossary_names_every_lane() -> None:
+    table = (ROOT / "docs" / "glossary.md").read_text().partition("## Lanes")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [*Lane]
+
+
 def test_the_page_on_security_names_tests_that_are_there() -> None:
     page = (ROOT / "docs" / "security.md").read_text()
     rows = [row for row in page.splitlines() if row.startswith("| ") and not row.startswith("| What ")]
@@ -55,3 +66,33 @@ def test_the_page_on_security_names_tests_that_are_there() -> None:
         named = re.findall(r"`((?:\w+/)+\w+(?:\.py)?)`", row.rsplit(" | ", 1)[1])
         assert named, f"no test holds: {row[:60]}"
         assert all((ROOT / "tests" / name).exists() for name in named), named
+
+
+def test_messages_on_the_page_on_troubleshooting_are_those_of_the_code() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text().partition("## Messages")[2]
+    sources = (path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    source = " ".join(re.sub(r'"\s*\n\s*f?"', "", text) for text in sources)
+    cells = re.findall(r"^\| (.*?) \|", page, re.MULTILINE)
+    messages = [code for cell in cells for code in re.findall("`(.+?)`", cell)]
+    pieces = [piece.strip() for message in messages for piece in message.split("…") if piece.strip()]
+    assert pieces and not [piece for piece in pieces if piece not in source]
+
+
+@pytest.mark.parametrize(
+    ("row", "file", "name"),
+    [
+        ("the folder (`FORMAT`)", "store/disk/folder.py", "VERSION"),
+        ("`pieces/`, `pinned/`: chunks and patches", "store/format.py", "FORMAT_VERSION"),
+        ("the index (`index.sqlite`)", "store/disk/index.py", "_VERSION"),
+        ("`streams/`: saved streams", "stream/state.py", "VERSION"),
+        ("`pairs/`: the basis of pairs", "session/pair_bases.py", "VERSION"),
+        ("vLLM", "vllm/plugin.py", "TESTED"),
+        ("SGLang", "sglang/plugin.py", "TESTED"),
+    ],
+)
+def test_the_page_on_upgrading_has_the_versions_of_the_code(row: str, file: str, name: str) -> None:
+    page = (ROOT / "docs" / "upgrading.md").read_text()
+    source = (ROOT / "src" / "emblema" / file).read_text()
+    (said,) = re.findall(rf"^\| {re.escape(row)} \| ([^|]+) \|", page, re.MULTILINE)
+    (had,) = re.findall(rf'^{name} = "?([\d.]+)"?$', source, re.MULTILINE)
+    assert said.split()[-1] == had
