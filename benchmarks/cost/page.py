@@ -16,8 +16,9 @@ Runs = Mapping[str, Mapping[str, Any]]
 
 MIDDLE, PATCH = 2048, "patch-25%"
 """Rows of the placing, and the patch of the forming, that the page shows."""
-INTRODUCTION = """*Re-prefill* is prefilling the whole prompt again, by `full` or by transformers, whichever is quicker. Times are medians of rounds in which all candidates \
-take turns. Shapes other than `reference` have random weights."""
+INTRODUCTION = """*Re-prefill* is prefilling the whole prompt again, by `full` or by transformers, whichever is \
+quicker. Times are medians of rounds in which all candidates take turns. Shapes other than `reference` have random \
+weights."""
 TEXTS = {
     "link": "Time to the first token over re-prefill, by rows of a prompt of 8 chunks. A kept prefix and `prefix` need "
     "the same chunks in the same order; the methods below do not.",
@@ -25,7 +26,7 @@ TEXTS = {
     "copy. Rank 0 means no patch.",
     "rows": "Linked prefill over `full`, by the share of the chunks' rows that are computed: the first ones of each "
     "chunk, or as many anywhere (scattered).",
-    "decode": "Tokens a second of one sequence, decoded after so many rows, beside stock `generate()`.",
+    "decode": "Tokens a second of one sequence, after so many rows.",
     "form": "Forming a patch (`patch-25%`) over prefilling its chunk, and the number of reuses after which it has "
     "paid. A: the conditioned forward is paid too (Kamera, section C.6). B: a reuse saves the encoder as well. C: the "
     "forming alone, where the prefill happened anyway.",
