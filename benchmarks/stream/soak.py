@@ -230,7 +230,8 @@ def soak(plan: SoakPlan, notify: Callable[[SoakRound], object]) -> SoakLog:
                         # After a save it is in the middle of what comes next by now: these frames are lost.
                         break
                     saved = saved or event == "saved"
-                    {"round": log.rounds, "saved": log.before, "resumed": log.after}[event].append(found)
+                    kept: dict[str, list[Any]] = {"round": log.rounds, "saved": log.before, "resumed": log.after}
+                    kept[event].append(found)
                     if event == "round":
                         notify(found)
     return log
