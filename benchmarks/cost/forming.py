@@ -87,7 +87,7 @@ def form_table(subject: CostSubject, lengths: Sequence[int], pace: Pace) -> Tabl
             if strategy == STRATEGIES[0]:
                 bars += [
                     Bar(f"forming {strategy} of {tokens:,} rows over their prefill", form / alone, BAR_FORM, False),
-                    Bar(f"reuses until {strategy} of {tokens:,} rows has paid, prefill happened anyway", after[2],
+                    Bar(f"reuses until {strategy} of {tokens:,} rows has paid (C)", after[2],
                         BAR_REUSES, False),
                 ]  # fmt: skip
     return Table(

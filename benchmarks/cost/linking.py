@@ -159,7 +159,7 @@ def rows_table(subject: CostSubject, tokens: int, pace: Pace) -> Table:
                      found.ratio(lane, base), None if other is None else 1e3 * found.median(other.name),
                      None if other is None else found.ratio(other.name, base)))  # fmt: skip
     bars = [
-        Bar(f"linked prefill, {BAR_SHARE:.0%} of the chunks' rows computed, {where}, over full",
+        Bar(f"{BAR_SHARE:.0%} of rows computed, {where}, over full",
             found.median(name) / found.median(base), BAR_ROWS, False)
         for where, name in (("the first", lanes[BAR_SHARE]), ("scattered", scattered[BAR_SHARE].name))
     ]  # fmt: skip

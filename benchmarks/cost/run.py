@@ -13,17 +13,18 @@ from benchmarks.cost.encoding import encode_table
 from benchmarks.cost.forming import form_table
 from benchmarks.cost.linking import chunk_cases, link_cases, link_table, rows_table
 from benchmarks.cost.loading import load_cases, load_table
+from benchmarks.cost.page import write_page
 from benchmarks.cost.placing import place_cases, place_table
 from benchmarks.cost.rates import PAYLOAD, DeviceRates, measure_rates, rates_table
-from benchmarks.cost.roofline import draw_roofline
 from benchmarks.cost.shapes import make_model
 from benchmarks.cost.stored import stored_table
 from benchmarks.cost.subject import CostSubject
 from benchmarks.cost.timing import Pace, load_average
+from benchmarks.figures import read_figures, rounded, write_figures
 from benchmarks.recordfile import RecordFile, TableRecord, digest
-from benchmarks.report import ModelTables, drawable, show_tables, write_page
-from benchmarks.rowfile import rounded, write_rows
+from benchmarks.report import ModelTables, show_tables
 from benchmarks.table import Table
+from emblema.eval.figures import environment
 
 STAGES = ("rates", "place", "link", "chunks", "rows", "decode", "form", "load", "encode", "stored")
 
@@ -184,16 +185,14 @@ class CostRun:
         return digest("cost", stage, options.shape, options.device, options.dtype, options.seed, asdict(options.extent))
 
     def _write(self, found: ModelTables) -> Path:
-        options = self.options
-        threads = "one thread of torch" if self.device.type == "cpu" else f"on {options.device}"
-        command = f"`{command_of(options)}`, {options.dtype}, {threads}, medians of interleaved rounds"
-        write_rows({"options": asdict(options), **rounded(found.data())}, self.folder / "cost.json")
-        drawn, remark = drawable(found)
-
-        def pictures(model: str, table: Table, folder: Path) -> list[Path]:
-            drawing = table.name == "decode" and not remark
-            return draw_roofline(model, found.tables, folder) if drawing else []
-
-        title = f"What it costs: {options.shape}"
-        remarks = [remark] if remark else []
-        return write_page(self.folder / "cost.md", title, command, [drawn], pictures, remarks)
+        """Write what was found of this shape beside that of others in `cost.json`, and the page of all."""
+        listing = self.folder / "cost.json"
+        runs = read_figures(listing)["runs"] if listing.exists() else {}
+        data = rounded(found.data())
+        tables = {table["name"]: table["rows"] for table in data["tables"]}
+        command = command_of(self.options)
+        runs[found.model] = {
+            "command": command, "environment": environment(), "options": asdict(self.options),
+            "bars": data["bars"], "tables": tables,
+        }  # fmt: skip
+        return write_page(read_figures(write_figures({"runs": runs}, listing))["runs"], self.folder)

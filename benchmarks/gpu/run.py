@@ -16,10 +16,10 @@ from benchmarks.cost.rates import PAYLOAD, measure_rates, rates_table
 from benchmarks.cost.shapes import make_model
 from benchmarks.cost.subject import CostSubject
 from benchmarks.cost.timing import Pace
+from benchmarks.figures import write_figures
 from benchmarks.gpu.suite import suite_table
 from benchmarks.recordfile import RecordFile, digest
 from benchmarks.report import ModelTables, drawable, show_tables, write_page
-from benchmarks.rowfile import write_rows
 from benchmarks.table import Table
 
 STEPS = ("rates", "kernel", "suite", "place", "link", "decode", "tiers", "jitter", "streams")
@@ -204,6 +204,6 @@ class GpuRun:
         steps: list[dict[str, Any]] = [
             {"step": record.step, "seconds": record.seconds, "failure": record.failure} for record in found
         ]
-        write_rows({"options": asdict(options), "steps": steps, **tables.data()}, self.folder / "gpu.json")
+        write_figures({"options": asdict(options), "steps": steps, **tables.data()}, self.folder / "gpu.json")
         path = self.folder / "gpu.md"
         return write_page(path, f"On {options.device}: {options.shape}", command, [tables], remarks=remarks)

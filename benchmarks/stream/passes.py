@@ -11,7 +11,7 @@ from rich.console import Console
 
 from benchmarks.recordfile import RecordFile, digest
 from benchmarks.stream.plan import ARMS, AccuracyOptions, StreamId, StreamPass
-from benchmarks.tasks.streams import FRAME_SECONDS, TimedQuestion, questions_of, stream_of
+from benchmarks.tasks.streams import FRAME_SECONDS, QUESTION_KINDS, TimedQuestion, questions_of, stream_of
 from emblema.engine.engine import Engine
 from emblema.eval.progress import steps
 from emblema.stream.stream import Stream
@@ -121,7 +121,7 @@ def run_stream(
     """
     drawn = stream_of(stream.kind, stream.frames, stream.seed, stream.item)
     times = options.times_of(stream.frames)
-    asked = questions_of(drawn, times, options.limits)
+    asked = questions_of(drawn, times, dict.fromkeys(QUESTION_KINDS, options.each))
     runs: list[_OpenPass] = []
     try:
         for wanted in passes:

@@ -1,10 +1,10 @@
-"""What of accuracy is measured: which streams, asked when, under which memories, and Mosaic with one thing changed."""
+"""Which streams are asked when, under which methods, and under Mosaic with one thing changed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.tasks.streams import QUESTION_KINDS, STREAM_KINDS
+from benchmarks.tasks.streams import STREAM_KINDS
 from emblema.errors import PromptError
 from emblema.stream.settings import StreamSettings, change_settings
 
@@ -14,7 +14,7 @@ SHARED = ("sinks", "window", "block", "positions", "batched")
 """Settings that every method goes by, the budget apart."""
 ALONE = 1e-9
 """A width, as a share of the variance, that no cluster of two frames keeps to."""
-ACCURACY_PARTS = ("search", "accuracy", "budgets", "lengths", "ablation")
+ACCURACY_PARTS = ("search", "accuracy", "lengths", "ablation")
 SEEDS = (201, 202, 203)
 SEARCH_SEEDS = (801, 802)
 """Of the streams that the baselines' settings are searched on: no other part has them."""
@@ -60,18 +60,8 @@ def _clusters(name: str, words: str, **changes: Any) -> StreamArm:
 
 
 BY_HEAD: tuple[StreamArm, ...] = (
-    StreamArm(
-        "rekv-attention",
-        REKV,
-        {"scoring": "attention", "parts": 4},
-        "four mean keys a frame; frames by the most attention of any query of a head",
-    ),
-    StreamArm(
-        "rekv-orders",
-        REKV,
-        {"scoring": "orders", "parts": 4},
-        "four mean keys a frame; frames by their places in all queries' orders, as Mosaic's",
-    ),
+    StreamArm("rekv-attention", REKV, {"scoring": "attention", "parts": 4}, "four mean keys a frame, by attention"),
+    StreamArm("rekv-orders", REKV, {"scoring": "orders", "parts": 4}, "four mean keys a frame, by Mosaic's ranks"),
 )
 """ReKV with Mosaic's keys and scores: what is left are postings, and that frames retrieve while they are encoded."""
 BASELINES = (*STOCK, *(arm.name for arm in BY_HEAD))
@@ -80,7 +70,7 @@ METHODS = (OURS, *BASELINES, FULL)
 SEARCHED: tuple[StreamArm, ...] = (
     *(StreamArm(name, name) for name in STOCK),
     *BY_HEAD,
-    StreamArm("rekv-one-part", REKV, {"scoring": "orders", "parts": 1}, "one mean key a frame, queries' orders"),
+    StreamArm("rekv-one-part", REKV, {"scoring": "orders", "parts": 1}, "one mean key a frame, by Mosaic's ranks"),
     StreamArm("livevlm-orders", "livevlm", {"scoring": "orders", "parts": 4}, "retrieves as rekv-orders"),
     *(
         StreamArm(f"{name}-near", name, {"window": 48, "budget": 32}, "half of the budget in the window")
@@ -92,26 +82,19 @@ SEARCHED: tuple[StreamArm, ...] = (
 """What the search for the baselines' best settings goes through."""
 
 ABLATIONS: tuple[StreamArm, ...] = (
-    _ours("one-part", "one mean key for a whole frame", parts=1),
-    _ours("representatives", "clusters of which no frame is retrieved are seen as one row", representatives=True),
+    _ours("one-part", "one mean key a frame", parts=1),
+    _ours("representatives", "other clusters are seen as one row", representatives=True),
     _clusters("clusters", "whole clusters retrieved, the others seen as one row"),
     _clusters("clusters-alone", "whole clusters retrieved, the others not seen", representatives=False),
-    _clusters("visual", "the same of visual clusters alone, layers follow them", levels="visual"),
-    _clusters("semantic", "the same of semantic clusters alone, each layer's own", levels="semantic"),
-    _clusters("flat", "the same without clusters: each frame is one", tau_small=ALONE, tau_large=ALONE),
+    _clusters("visual", "visual clusters alone", levels="visual"),
+    _clusters("semantic", "semantic clusters alone, each layer's own", levels="semantic"),
+    _clusters("flat", "each frame is a cluster", tau_small=ALONE, tau_large=ALONE),
     _clusters("unweighted", "clusters; a representative counts for one row", weighted=False),
-    _clusters("eager", "clusters; cut as soon as one is too wide", splitting="eager"),
-    _clusters("relaxing", "clusters; large ones may be wider than small ones (equation 5)", direction="relaxing"),
-    _clusters("cosine", "clusters; compared, and their variance taken, at length one", geometry="cosine"),
+    _clusters("eager", "clusters; cut at once when too wide", splitting="eager"),
+    _clusters("relaxing", "clusters; large ones may be wider (equation 5)", direction="relaxing"),
+    _clusters("cosine", "clusters; vectors of length one", geometry="cosine"),
     _clusters("pooled", "clusters chosen by a pooled query (V-C)", scoring="pooled"),
-    _clusters(
-        "paper",
-        "all of it as the paper says",
-        direction="relaxing",
-        parts=1,
-        scoring="pooled",
-        geometry="cosine",
-    ),
+    _clusters("paper", "all as in the paper", direction="relaxing", parts=1, scoring="pooled", geometry="cosine"),
     _ours("window-only", "frames retrieve nothing while they are encoded", retrieve_while_encoding=False),
 )
 ARMS: Mapping[str, StreamArm] = {
@@ -161,7 +144,7 @@ class AccuracyOptions:
         others: likewise for the other parts.
         frames: of the streams that are compared at equal budget.
         lengths: frames of streams in the table by length.
-        budget: frames retrieved in each layer; `budgets`: in the table by budget.
+        budget: frames retrieved in each layer.
         methods, ablations: arms.
         times: how often a stream is asked, evenly over its second half, the last time at its end.
         each: questions of each kind each time, at the most.
@@ -173,9 +156,8 @@ class AccuracyOptions:
     items: int = 3
     others: int = 1
     frames: int = 512
-    lengths: tuple[int, ...] = (64, 128, 256, 512, 1024)
+    lengths: tuple[int, ...] = (512, 1024)
     budget: int = 64
-    budgets: tuple[int, ...] = (8, 16, 32, 64)
     methods: tuple[str, ...] = METHODS
     ablations: tuple[str, ...] = tuple(arm.name for arm in ABLATIONS)
     times: int = 5
@@ -186,32 +168,22 @@ class AccuracyOptions:
         unknown = next((kind for kind in self.kinds if kind not in STREAM_KINDS), None)
         if unknown is not None:
             raise PromptError(f"unknown kind of stream {unknown!r}: choose of {', '.join(STREAM_KINDS)}")
-        counts = (self.items, self.others, self.frames, self.budget, self.times, self.each)
-        if not (self.kinds and self.seeds) or min(*counts, *self.lengths, *self.budgets) < 1 or min(self.seeds) < 0:
-            raise PromptError(
-                "give one kind and seed or more, seeds of 0 or more, and 1 or more of all that is counted "
-                "(items, frames, lengths, budgets, times, questions)"
-            )
+        if not (self.kinds and self.seeds) or min(self.items, self.others, *self.lengths) < 1 or min(self.seeds) < 0:
+            raise PromptError("give kinds, seeds of 0 or more, and streams and lengths of 1 or more")
         arms_named((*self.methods, *self.ablations))
 
     def quick(self) -> "AccuracyOptions":
         """Return a little of everything, of the same kinds, arms and settings."""
         return replace(
-            self, seeds=self.seeds[:1], items=1, others=1, frames=64, lengths=(32, 64), budget=8, budgets=(4, 8),
-            times=2, each=1,
-        )  # fmt: skip
+            self, seeds=self.seeds[:1], items=1, others=1, frames=64, lengths=(32, 64), budget=8, times=2, each=1
+        )
 
     @property
     def reported(self) -> dict[str, Any]:
         """The options as they are reported."""
-        named = ("kinds", "seeds", "items", "others", "frames", "lengths", "budget", "budgets", "times", "each")
+        named = ("kinds", "seeds", "items", "others", "frames", "lengths", "budget", "times", "each")
         shared = ("sinks", "window", "block", "positions")
         return {name: getattr(self if name in named else self.settings, name) for name in (*named, *shared)}
-
-    @property
-    def limits(self) -> dict[str, int]:
-        """Questions of each kind each time."""
-        return dict.fromkeys(QUESTION_KINDS, self.each)
 
     def times_of(self, frames: int) -> tuple[int, ...]:
         """Return frames seen when a stream is asked, rising."""
@@ -222,31 +194,22 @@ class AccuracyOptions:
 
     def passes(self, part: str) -> tuple[StreamPass, ...]:
         """Return everything that a part goes by, a stream's arms together."""
+        lengths = self.lengths if part == "lengths" else (self.frames,)
         return tuple(
-            StreamPass(StreamId(kind, seed, item, frames), arm.name, budget)
-            for frames, budget, items, chosen in self._cells(part)
+            StreamPass(StreamId(kind, seed, item, frames), arm.name, self.budget)
+            for frames in lengths
             for seed in (SEARCH_SEEDS if part == "search" else self.seeds)
-            for item in range(items)
+            for item in range(self.items if part == "accuracy" else min(self.items, self.others))
             for kind in self.kinds
-            for arm in chosen
+            for arm in self._arms(part)
             if arm.method != FULL or frames <= FITS
         )
 
-    def _cells(self, part: str) -> Iterator[tuple[int, int, int, tuple[StreamArm, ...]]]:
-        """Yield frames, budget, items and arms."""
-        known, others = arms_named(self.methods), min(self.items, self.others)
-        pair = tuple(arm for arm in known if arm.name in (OURS, REKV))
-        if part == "accuracy":
-            yield self.frames, self.budget, self.items, known
-        elif part == "search":
-            kinds = {arm.method for arm in known}
-            yield self.frames, self.budget, others, tuple(arm for arm in SEARCHED if arm.method in kinds)
-        elif part == "budgets":
-            yield from ((self.frames, budget, others, pair) for budget in self.budgets)
-        elif part == "lengths":
-            yield from ((frames, self.budget, others, known) for frames in self.lengths)
-        elif part == "ablation":
-            alike = tuple(arm for arm in known if arm.method in (OURS, REKV))
-            yield self.frames, self.budget, others, (*alike, *arms_named(self.ablations))
-        else:
-            raise PromptError(f"there is no part {part!r}: choose of {', '.join(ACCURACY_PARTS)}")
+    def _arms(self, part: str) -> tuple[StreamArm, ...]:
+        known = arms_named(self.methods)
+        if part == "search":
+            methods = {arm.method for arm in known}
+            return tuple(arm for arm in SEARCHED if arm.method in methods)
+        if part == "ablation":
+            return (*(arm for arm in known if arm.method in (OURS, REKV)), *arms_named(self.ablations))
+        return known

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from benchmarks.stream.systems.costs import SHORT, memory_bytes
-from benchmarks.stream.systems.running import (
+from benchmarks.stream.costs import SHORT, memory_bytes
+from benchmarks.stream.running import (
     SystemsOptions,
     ask_in_turns,
     cpu_ratio,
@@ -37,18 +37,6 @@ SPAN = 25
 """Pushes, the median of which is what a frame costs at a length."""
 SLOWER_ENCODING, SLOWER_ASKING, HALF, FEW = 1.3, 1.5, 0.5, 64
 LONG_COLUMNS = ("what", "frames", "value", "of", "their value", "ratio")
-LONG_NOTE = (
-    "Encoding: the median CPU time of {span} pushes of a block, which retrieve, at the end and from frame {early:,}, "
-    "drawing the frames not counted. Device bytes: Mosaic's memory on the device and ReKV's."
-)
-DRAWN_NOTE = (
-    "CPU time (TTFT in the bars) of questions at so many frames, whose rows are those of encoded ones, drawn with a "
-    "tenth of their spread added, over that at {short}, question by question in turns, {rounds} times."
-)
-STILL_NOTE = (
-    "The most clusters of a layer, and the visual ones, where representatives are shown and all rows are one frame's "
-    "with {near:.0%} of the spread added."
-)
 
 
 @contextmanager
@@ -121,16 +109,14 @@ def measure_long(engine: Engine, options: SystemsOptions, console: Console) -> T
     first, last = (1000 * median(own) for own in (spent[early // block :][:SPAN], spent[-SPAN:]))
     rows: tuple[tuple[Cell, ...], ...] = (
         ("encoding, CPU ms a frame", long, last, early, first, last / first),
-        ("device bytes over ReKV's", long, device[0], long, device[1], device[0] / device[1]),
     )
     encoding = f"encoding a frame at {long:,} over {early:,}, retrieving"
-    held = f"Mosaic's memory on the device over ReKV's, {long:,} frames"
+    held = f"device bytes over ReKV's, {long:,} frames"
     bars = (
         Bar(encoding, last / first, SLOWER_ENCODING, least=False, count=SPAN),
         Bar(held, device[0] / device[1], HALF, least=False, count=1),
     )
-    note = LONG_NOTE.format(span=SPAN, early=early)
-    return Table("long", "Streams of a day", note, LONG_COLUMNS, rows, (), bars)
+    return Table("long", "Streams of a day", "", LONG_COLUMNS, rows, (), bars)
 
 
 def measure_drawn(engine: Engine, options: SystemsOptions, console: Console) -> Table:
@@ -147,7 +133,7 @@ def measure_drawn(engine: Engine, options: SystemsOptions, console: Console) -> 
     above, below = (1000 * median(ask.cpu for ask in own) for own in (slow, quick))
     bars = tuple(
         Bar(
-            f"Mosaic's {words} at {drawn:,} drawn frames over that at {SHORT}",
+            f"{words} at {drawn:,} drawn frames over that at {SHORT}",
             ratio.value,
             SLOWER_ASKING,
             least=False,
@@ -156,8 +142,7 @@ def measure_drawn(engine: Engine, options: SystemsOptions, console: Console) -> 
         for words, ratio in (("TTFT", ttft_ratio(slow, quick)), ("CPU time", cpu_ratio(slow, quick)))
     )
     row = ("question, CPU ms", drawn, above, SHORT, below, cpu_ratio(slow, quick))
-    note = DRAWN_NOTE.format(short=SHORT, rounds=options.rounds)
-    return Table("drawn", "Questions after a day", note, LONG_COLUMNS, (row,), (), bars)
+    return Table("drawn", "Questions after a day", "", LONG_COLUMNS, (row,), (), bars)
 
 
 def measure_still(engine: Engine, options: SystemsOptions, console: Console) -> Table:
@@ -171,7 +156,7 @@ def measure_still(engine: Engine, options: SystemsOptions, console: Console) -> 
         draw_to(still, next(iter(film.frames(0, 1))), long, NEAR, 1, tick)
         memory = still.memory
         assert isinstance(memory, Mosaic)
-        most, visual = max(len(level.clusters) for level in memory.layers), len(memory.visual.clusters)
-    row = ("clusters of nearly equal frames, the most of a layer", long, most, long, visual, None)
+        most = max(len(level.clusters) for level in memory.layers)
+    row = ("clusters of nearly equal frames, the most of a layer", long, most, None, None, None)
     bar = Bar(f"clusters a layer of {long:,} nearly equal frames", most, FEW, least=False, count=len(memory.layers))
-    return Table("still", "A day of one scene", STILL_NOTE.format(near=NEAR), LONG_COLUMNS, (row,), (), (bar,))
+    return Table("still", "A day of one scene", "", LONG_COLUMNS, (row,), (), (bar,))

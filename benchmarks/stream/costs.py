@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from statistics import median
 
 import numpy
 import torch
 from rich.console import Console
 
 from benchmarks.stream.plan import ARMS
-from benchmarks.stream.systems.attention import watched
-from benchmarks.stream.systems.running import (
+from benchmarks.stream.running import (
     AskCost,
     SystemsOptions,
     ask_in_turns,
@@ -18,12 +18,11 @@ from benchmarks.stream.systems.running import (
     cpu_ratio,
     feed,
     film_of,
-    median_ms,
     opened,
     questions,
     ttft_ratio,
 )
-from benchmarks.table import Bar, Cell, Plot, Table
+from benchmarks.table import Bar, Cell, Table
 from benchmarks.tasks.streams import GeneratedStream
 from emblema.engine.engine import Engine
 from emblema.eval.progress import steps
@@ -39,25 +38,11 @@ OVER = {STOCK: 1.0, ALIKE: 1.2}
 """How much longer than ReKV's a first token may take, by ReKV's scores."""
 FOUND = 0.95
 SHORT, LONG, SLOWER = 256, 4096, 1.3
-SHARES = ("memory", "transfers", "attention", "around attention", "rest")
 GROWTH_COLUMNS = (
-    "kind", "method", "frames", "TTFT ms", "CPU ms", "TTFT over shorter", "CPU over shorter", "TTFT over ReKV",
-    "CPU over ReKV", "mass found", "encode frames/s", "device bytes", "host bytes", *SHARES,
+    "kind", "method", "frames", "CPU ms", "CPU over shorter", "CPU over ReKV", "mass found", "encode frames/s",
+    "device bytes", "host bytes",
 )  # fmt: skip
-GROWTH_NOTE = (
-    "Mosaic's table I and figures 3b and 3c. One stream a kind of film, method and length, all of a kind open at "
-    "once, over the beginning of one film; then the same questions to all, in turns, {rounds} times. TTFT, and CPU "
-    "(of the whole process, what is done after the first token included), are medians; their ratios are medians of "
-    "ratios question by question, with 95 % bootstrap intervals: 'over shorter' against the same method at {short} "
-    "frames, 'over ReKV' at the same length. "
-    "rekv-orders is ReKV with Mosaic's keys and scores. 'Mass found': of the attention on the frames "
-    "that comparing all would retrieve, the share on those of them that were retrieved, in the worst layer. Frames are "
-    "encoded in turns too; frames/s go by CPU time, drawing the "
-    "frames not counted. Device bytes are what is always seen and the memory's own; host bytes are all. The last "
-    "columns are shares of the answers' time, taken apart: in the memory (scoring, choosing, putting rows together), "
-    "waiting for transfers, in the attention function, in the rest of the attention layers (projections, rows set in "
-    "their places), and the rest. Full attention runs on the first kind alone; the bars go by the worst kind."
-)
+GROWTH_NOTE = "Questions go to all streams in turns, {rounds} times; over shorter: over the time at {short} frames."
 Key = tuple[str, int]
 Asks = dict[Key, list[AskCost]]
 """Answers by method and length."""
@@ -81,20 +66,18 @@ def measure_growth(engine: Engine, options: SystemsOptions, console: Console) ->
             with steps(console, f"growth, {kind}: questions", options.rounds + 1) as tick:
                 asks[kind] = ask_in_turns(streams, texts, options.rounds, tick)
             for key in keys:
-                shares = _shares(engine, streams[key], texts)
                 held = streams[key].bytes
-                sizes = (local_bytes(held) + memory_bytes(held), sum(held.host.values()))
+                sizes = (held.device.get("local", 0) + memory_bytes(held), sum(held.host.values()))
                 found = mass_found(streams[key], texts) if key[0] == "mosaic" else None
                 if found is not None and key[1] == LONG:
                     shares_found.append(found)
-                rows.append((kind, *key, *_times(key, asks[kind], short), found, rates[key], *sizes, *shares))
-    plots = (Plot("frames", "CPU ms", "method", split="kind", doubling=True),)
+                rows.append((kind, *key, *_times(key, asks[kind], short), found, rates[key], *sizes))
     note = GROWTH_NOTE.format(rounds=options.rounds, short=short)
     bars = growth_bars(asks)
     if shares_found:
-        name = f"share of the attention on the exact best frames that is found, worst layer, {LONG:,} frames"
+        name = f"mass found, worst layer, {LONG:,} frames"
         bars = (*bars, Bar(name, min(shares_found), FOUND, count=len(shares_found)))
-    return Table("growth", "Time and bytes by length", note, GROWTH_COLUMNS, tuple(rows), plots, bars)
+    return Table("growth", "Time and bytes by length", note, GROWTH_COLUMNS, tuple(rows), (), bars)
 
 
 def shorter(lengths: tuple[int, ...]) -> int:
@@ -117,21 +100,10 @@ def _encode_rates(
     return {key: key[1] / seconds for key, seconds in cpu.items()}
 
 
-def _shares(engine: Engine, stream: Stream, texts: list[str]) -> tuple[float, ...]:
-    """Return shares of the time of answers, all together, by `SHARES`."""
-    with watched(engine, stream) as times:
-        asks = [ask_word(stream, text) for text in texts]
-    total = sum(ask.ttft for ask in asks)
-    moved = sum(ask.counts.get("waited_seconds", 0.0) for ask in asks)
-    parts = (times.reading - moved, moved, times.attending, times.layers - times.reading - times.attending)
-    return (*(part / total for part in parts), 1 - sum(parts) / total)
-
-
 def _times(key: Key, asks: Asks, short: int) -> tuple[Cell, ...]:
     own = asks[key]
-    medians = (median_ms([ask.ttft for ask in own]), median_ms([ask.cpu for ask in own]))
-    others = (asks[key[0], short], asks["rekv", key[1]])
-    return (*medians, *(ratio(own, other) for other in others for ratio in (ttft_ratio, cpu_ratio)))
+    others = (asks[key[0], short], asks[STOCK, key[1]])
+    return (1000 * median(ask.cpu for ask in own), *(cpu_ratio(own, other) for other in others))
 
 
 def growth_bars(asks: Mapping[str, Asks]) -> tuple[Bar, ...]:
@@ -149,7 +121,7 @@ def growth_bars(asks: Mapping[str, Asks]) -> tuple[Bar, ...]:
         "CPU time": max(cpu_ratio(long, short).value for long, short in pairs),
     }
     bars = [
-        Bar(f"Mosaic's {name} at {LONG:,} frames over that at {SHORT}", value, SLOWER, least=False, count=count)
+        Bar(f"{name} at {LONG:,} frames over that at {SHORT}", value, SLOWER, least=False, count=count)
         for name, value in worst.items()
     ]
     for arm, bound in OVER.items():
@@ -158,7 +130,7 @@ def growth_bars(asks: Mapping[str, Asks]) -> tuple[Bar, ...]:
             if both:
                 value = max(over(*pair).value for pair in both)
                 bars.append(
-                    Bar(f"Mosaic's {name} over {arm}'s at {LONG:,} frames", value, bound, least=False, count=count)
+                    Bar(f"{name} over {arm}'s at {LONG:,} frames", value, bound, least=False, count=count)
                 )
     return tuple(bars)
 
@@ -193,26 +165,16 @@ def mass_found(stream: Stream, texts: list[str]) -> float | None:
     return float((found / wanted).min())
 
 
-HELD_AT, HALF, HOST, STEADY = 1024, 0.5, 1.3, 1.25
+HELD_AT, HALF, HOST = 1024, 0.5, 1.3
 SHORTEST = 64
 APART = ("local", "phases", "fetched")
 """Places on the device that are not the memory's own."""
 ASKED = 3
 BYTES_COLUMNS = (
-    "kind", "method", "frames", "memory bytes", "always seen bytes", "phases bytes",
-    "fetched for a question", "host bytes", "clusters", "bytes a cluster", "memory over ReKV",
+    "kind", "method", "frames", "memory bytes", "always seen bytes", "fetched for a question", "host bytes",
+    "memory over ReKV",
 )  # fmt: skip
-BYTES_NOTE = (
-    "Mosaic's figure 11. Bytes on the device, weights apart: 'memory' is what a method keeps there of frames that "
-    "have left the window (index or rows, what waits for a cluster, room kept for growth); 'always seen' is opening, "
-    "sinks, window and the block under way, the same for all; 'phases' are rotary tables, one for the whole stream, "
-    "as long as the largest position that was used, which packed positions or the model's context bound; 'fetched' is "
-    "the most that one of the questions brought there, given back after it. Host bytes hold members' rows, vectors "
-    "frames are compared by, exact means, and what the encoder made, which every stream keeps. Every stream is asked "
-    f"{ASKED} questions at each length, so that cuts that were put off can be done. Methods other than Mosaic and ReKV "
-    "run on the first kind. Clusters are counted over all layers, the visual ones too. The bars go by the worst kind "
-    "of film."
-)
+BYTES_NOTE = f"Weights apart; every stream is asked {ASKED} questions at each length."
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,40 +186,24 @@ class StreamBytes:
     frames: int
     bytes: MemoryBytes
     fetched: int
-    clusters: int
     rekv: int
 
     @property
-    def memory(self) -> int:
-        """Bytes of the memory on the device."""
-        return memory_bytes(self.bytes)
-
-    @property
-    def each(self) -> float | None:
-        """Bytes a cluster."""
-        return self.memory / self.clusters if self.clusters else None
-
-    @property
     def against(self) -> float | None:
-        """The memory's bytes over ReKV's."""
-        return self.memory / self.rekv if self.rekv else None
+        """The memory's bytes on the device over ReKV's."""
+        return memory_bytes(self.bytes) / self.rekv if self.rekv else None
 
     @property
     def row(self) -> tuple[Cell, ...]:
         """Cells under `BYTES_COLUMNS`."""
-        device, host = self.bytes.device, sum(self.bytes.host.values())
-        held = (self.memory, local_bytes(self.bytes), device.get("phases"), self.fetched, host)
-        return (self.kind, self.method, self.frames, *held, self.clusters or None, self.each, self.against)
+        host, local = sum(self.bytes.host.values()), self.bytes.device.get("local", 0)
+        held = (memory_bytes(self.bytes), local, self.fetched, host)
+        return (self.kind, self.method, self.frames, *held, self.against)
 
 
 def memory_bytes(held: MemoryBytes) -> int:
     """Return what a memory holds on the device, what a question brings there aside."""
     return sum(count for name, count in held.device.items() if name not in APART)
-
-
-def local_bytes(held: MemoryBytes) -> int:
-    """Return the bytes of what is always seen."""
-    return held.device.get("local", 0)
 
 
 def lengths_to(frames: int) -> tuple[int, ...]:
@@ -279,9 +225,8 @@ def measure_bytes(engine: Engine, options: SystemsOptions, console: Console) -> 
                 for start, stop in zip((0, *lengths), lengths, strict=False):
                     feed(streams, film, start, stop, together, tick)
                     found += _held(kind, stop, streams, [question.text for question in questions(film, stop)][:ASKED])
-    plots = (Plot("frames", "memory bytes", "method", split="kind", doubling=True),)
     rows = tuple(held.row for held in found)
-    return Table("bytes", "Bytes by place and length", BYTES_NOTE, BYTES_COLUMNS, rows, plots, bytes_bars(found))
+    return Table("bytes", "Bytes by place and length", BYTES_NOTE, BYTES_COLUMNS, rows, (), bytes_bars(found))
 
 
 def _held(kind: str, frames: int, streams: dict[str, Stream], texts: list[str]) -> list[StreamBytes]:
@@ -289,32 +234,18 @@ def _held(kind: str, frames: int, streams: dict[str, Stream], texts: list[str]) 
         name: int(max(ask_word(stream, text).counts.get("fetched_bytes", 0.0) for text in texts))
         for name, stream in streams.items()
     }
-    rekv = memory_bytes(streams["rekv"].bytes)
-    found = []
-    for name, stream in streams.items():
-        clusters = int(stream.counts.get("clusters", 0) + stream.counts.get("visual_clusters", 0))
-        found.append(StreamBytes(kind, name, frames, stream.bytes, fetched[name], clusters, rekv))
-    return found
+    rekv = memory_bytes(streams[STOCK].bytes)
+    return [StreamBytes(kind, name, frames, stream.bytes, fetched[name], rekv) for name, stream in streams.items()]
 
 
 def bytes_bars(found: Sequence[StreamBytes]) -> tuple[Bar, ...]:
-    """Return the bars at their length, where it was measured."""
-    mosaic = {(held.kind, held.frames): held for held in found if held.method == "mosaic"}
-    last = [held for (_, frames), held in mosaic.items() if frames == HELD_AT]
-    shares = [held.against for held in last if held.against is not None]
-    earlier = [mosaic.get((held.kind, HELD_AT // 4)) for held in last]
-    grown = [
-        held.each / before.each
-        for held, before in zip(last, earlier, strict=True)
-        if before is not None and before.each and held.each
-    ]
-    if not shares:
+    """Return the bars at their length, where it was measured; they go by the worst kind of video."""
+    last = [held for held in found if held.method == "mosaic" and held.frames == HELD_AT and held.against is not None]
+    if not last:
         return ()
-    hosts = [sum(held.bytes.host.values()) / held.bytes.host["rows"] for held in last]
-    half = f"Mosaic's memory on the device over ReKV's, {HELD_AT:,} frames"
-    steady = f"bytes a cluster, {HELD_AT:,} frames over {HELD_AT // 4}"
-    bars = (
-        Bar(half, max(shares), HALF, least=False, count=len(shares)),
-        Bar(f"host bytes over those of the rows, {HELD_AT:,} frames", max(hosts), HOST, least=False, count=len(hosts)),
+    half = max(held.against or 0.0 for held in last)
+    host = max(sum(held.bytes.host.values()) / held.bytes.host["rows"] for held in last)
+    return (
+        Bar(f"device bytes over ReKV's, {HELD_AT:,} frames", half, HALF, least=False, count=len(last)),
+        Bar(f"host bytes over those of the rows, {HELD_AT:,} frames", host, HOST, least=False, count=len(last)),
     )
-    return (*bars, Bar(steady, max(grown), STEADY, least=False, count=len(grown))) if grown else bars

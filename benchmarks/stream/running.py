@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from benchmarks.intervals import Interval
 from benchmarks.tasks.streams import STREAM_KINDS, GeneratedStream, TimedQuestion, questions_of, stream_of
 from emblema.engine.engine import Engine
-from emblema.errors import PromptError
 from emblema.stream.methods import METHODS
 from emblema.stream.settings import StreamSettings, change_settings
 from emblema.stream.stream import Stream
@@ -32,54 +30,26 @@ class SystemsOptions:
         seed: of the streams.
         kinds: of the streams; parts that need one take the first.
         lengths: frames at which time is taken, rising.
-        frames: frames of the streams whose bytes, cuts, transfers and encoding are counted.
-        looked: frames of the streams whose attention is looked at.
+        frames: frames of the streams whose bytes are counted.
         rounds: questions for every time that is reported.
         long, drawn: frames of the streams of a day: encoded ones, and ones whose rows are drawn.
         settings: of all streams; a memory without an end has native positions whatever these say.
-        workers: processes at once.
-        model: what a worker loads; None for the folder that the engine's own model came from.
     """
 
     seed: int = 0
     kinds: tuple[str, ...] = STREAM_KINDS
     lengths: tuple[int, ...] = (256, 1024, 4096)
     frames: int = 1024
-    looked: int = 256
     rounds: int = 16
     long: int = 20_000
     drawn: int = 100_000
     settings: StreamSettings = field(default_factory=StreamSettings)
-    workers: tuple[int, ...] = (1, 2, 4)
-    model: str | None = None
-
-    def __post_init__(self) -> None:
-        numbers = (*self.lengths, *self.workers, self.long, self.drawn, self.frames, self.looked, self.rounds)
-        if not (self.lengths and self.workers and self.kinds) or min(numbers) < 1 or self.seed < 0:
-            raise PromptError(
-                "give lengths, workers and kinds, frames and rounds of 1 or more, and a seed of 0 or more"
-            )
-        if list(self.lengths) != sorted(set(self.lengths)):
-            raise PromptError(f"the lengths {self.lengths} do not rise: give each once, the shortest first")
-        unknown = [kind for kind in self.kinds if kind not in STREAM_KINDS]
-        if unknown:
-            raise PromptError(f"there is no stream of kind {unknown[0]!r}: choose from {', '.join(STREAM_KINDS)}")
 
     @classmethod
-    def quick(cls, seed: int = 0, settings: StreamSettings | None = None) -> "SystemsOptions":
+    def quick(cls, seed: int = 0) -> "SystemsOptions":
         """Return enough to see that all of it works; the budget is small, so that short streams have to choose."""
-        chosen = replace(settings or StreamSettings(), budget=QUICK_BUDGET)
-        return cls(
-            seed,
-            lengths=(64, 128),
-            frames=128,
-            looked=96,
-            rounds=3,
-            long=128,
-            drawn=512,
-            settings=chosen,
-            workers=(1, 2),
-        )
+        chosen = StreamSettings(budget=QUICK_BUDGET)
+        return cls(seed, lengths=(64, 128), frames=128, rounds=3, long=128, drawn=512, settings=chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +65,11 @@ class AskCost:
     """What one question cost.
 
     Attributes:
-        text: the answer's first word.
         ttft: seconds to it.
         cpu: seconds of processor time of the whole call.
         counts: what the memory counted for it.
     """
 
-    text: str
     ttft: float
     cpu: float
     counts: Mapping[str, float]
@@ -143,11 +111,6 @@ def ttft_ratio(asks: Sequence[AskCost], others: Sequence[AskCost]) -> Interval:
 def cpu_ratio(asks: Sequence[AskCost | RunTime], others: Sequence[AskCost | RunTime]) -> Interval:
     """Return the ratio of processor times."""
     return ratio([ask.cpu for ask in asks], [ask.cpu for ask in others])
-
-
-def median_ms(seconds: Sequence[float]) -> float:
-    """Return the median in milliseconds."""
-    return 1000 * median(seconds)
 
 
 def film_of(kind: str, frames: int, options: SystemsOptions, item: int = 0) -> GeneratedStream:
@@ -200,7 +163,7 @@ def feed(
 def ask_word(stream: Stream, text: str) -> AskCost:
     """Ask for one word."""
     reply, spent = timed(lambda: stream.ask(text, max_new_tokens=1))
-    return AskCost(reply.text, reply.usage.ttft_seconds, spent.cpu, reply.usage.counts)
+    return AskCost(reply.usage.ttft_seconds, spent.cpu, reply.usage.counts)
 
 
 def ask_in_turns(
