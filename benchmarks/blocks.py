@@ -31,10 +31,9 @@ def filled(text: str, blocks: Mapping[str, str]) -> str:
 
 
 def write_blocks(page: Path, title: str, blocks: Mapping[str, str]) -> Path:
-    """Make a page's blocks; a page that is not there yet has all of them and no words. Returns the page's path."""
-    if page.is_file():
-        text = page.read_text(encoding="utf-8")
-    else:
-        text = f"# {title}\n\n" + "\n".join(f"## {name}\n\n<!-- {name} -->\n<!--/-->\n" for name in blocks)
+    """Make a page's blocks, and those that it lacks at its end; returns its path."""
+    text = page.read_text(encoding="utf-8") if page.is_file() else f"# {title}\n"
+    lacking = [name for name in blocks if f"<!-- {name} -->" not in text]
+    text += "".join(f"\n## {name}\n\n<!-- {name} -->\n<!--/-->\n" for name in lacking)
     page.write_text(filled(text, blocks), encoding="utf-8")
     return page

@@ -30,7 +30,8 @@ def blocks(found: LoadFigures) -> dict[str, str]:
     """Return the tables of the page by the names of their blocks."""
     made = {f"{part} bounds": bounds([bar for bar in found.bars if bar.part == part]) for part in ("stages", "rates",
             "decoding")}  # fmt: skip
-    made |= {stage: table for stage in SIX if (table := _stage(found, stage))}
+    for engine, stage in dict.fromkeys((row.engine, row.stage) for row in found.stages if row.stage in SIX):
+        made[stage if engine == ENGINE else f"{engine} {stage}"] = _stage(found, engine, stage)
     made |= {"knobs": _knobs(found), "rates": _rates(found), FIRST: _first(found)}
     made["runs"] = _runs(found)
     return {name: text for name, text in made.items() if text}
@@ -59,16 +60,12 @@ def _made(columns: Sequence[str], rows: Iterable[tuple[Cell, ...]]) -> str:
     return table_markdown(Table("made", "", "", tuple(columns), found)) if found else ""
 
 
-def _stage(found: LoadFigures, stage: str) -> str:
-    rows = found.of(ENGINE, stage)
-    if FULL not in rows:
-        return ""
-    full = rows[FULL]
-    words = f"{full.requests} requests of {full.prompt_rows:,.0f} rows; TTFT of `full`: {full.ms:.0f} ms."
+def _stage(found: LoadFigures, engine: str, stage: str) -> str:
+    first, *others = found.of(engine, stage).values()
+    words = f"{first.requests} requests of {first.prompt_rows:,.0f} rows; TTFT of `{first.method}`: {first.ms:.0f} ms."
     lines = [
         (row.method, row.rows, row.ran, row.ttft, row.throughput, _interval(row.agrees, row.low, row.high))
-        for row in rows.values()
-        if row.method != FULL
+        for row in others
     ]
     return f"{words}\n\n" + _made(("method", "rows", "rows run", "TTFT", "throughput", "agrees"), lines)
 
@@ -131,8 +128,9 @@ def pictures(found: LoadFigures) -> Iterator[Table]:
     """Yield tables whose plots are the page's pictures."""
     names = ("requests seen", "rows computed, of the prompt's", "TTFT, over full", "stage")
     curve = tuple((row.seen, row.rows, row.ttft, row.stage) for row in found.stretches if row.engine == ENGINE)
-    plots = tuple(Plot(names[0], name, "stage") for name in names[1:3])
-    yield Table("stretches", "auto by requests seen", "", names, curve, plots)
+    if len({row[0] for row in curve}) > 1:
+        plots = tuple(Plot(names[0], name, "stage") for name in names[1:3])
+        yield Table("stretches", "auto by requests seen", "", names, curve, plots)
     names = ("pages", "method", "K or R", "TTFT, over prefix", "agrees")
     knobs = tuple(
         (row.stage, family, int(knob), row.ttft, row.agrees)

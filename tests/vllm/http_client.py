@@ -45,16 +45,15 @@ class Client:
         tokens: int = 16,
         capture: bool = True,
     ) -> ServerReply:
-        """Ask one user's turn, greedy; `capture`: whether the plugin may keep what it sees."""
+        """Ask one user's turn, greedy; `capture`, with a strategy: whether the plugin may keep what it sees."""
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [{"role": "user", "content": list(content)}],
             "max_tokens": tokens,
             "temperature": 0.0,
         }
-        if strategy is not None or not capture:
-            own: dict[str, Any] = {"capture": capture} if strategy is None else {"strategy": strategy, "capture": capture}
-            body["kv_transfer_params"] = {"emblema": own}
+        if strategy is not None:
+            body["kv_transfer_params"] = {"emblema": {"strategy": strategy, "capture": capture}}
         found = self.post(body)
         usage = found["usage"]
         return ServerReply(
