@@ -22,14 +22,7 @@ KEPT_PROMPTS = (PREFIX, AUTO)
 
 
 class EngineArm:
-    """Answers requests by one strategy, on a store of its own.
-
-    Args:
-        name: the strategy.
-        model: an engine that has loaded the model; its weights are shared, and nothing else.
-        traffic: whose pages are shown. Where they are not sent with the prompt they are added here.
-        counter: of the rows that the model runs.
-    """
+    """Answers requests by one strategy on the weights of `model`; pages that are not sent with prompts are added."""
 
     def __init__(self, name: str, model: Engine, traffic: Traffic, counter: RowCounter) -> None:
         self.name, self.traffic, self.counter = name, traffic, counter

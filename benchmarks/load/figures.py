@@ -133,9 +133,8 @@ class LoadFigures:
                               for one in fields(self)}, path)  # fmt: skip
 
 
-KINDS: Mapping[str, type[Any]] = {
-    "runs": RunNote, "stages": StageFigures, "stretches": StageFigures, "rates": RateFigures, "bars": LoadBar,
-}  # fmt: skip
+KINDS: Mapping[str, type[Any]] = {"runs": RunNote, "stages": StageFigures, "stretches": StageFigures,
+                                  "rates": RateFigures, "bars": LoadBar}  # fmt: skip
 """The class of the rows of each list."""
 
 
@@ -144,11 +143,7 @@ def _about(row: Any) -> tuple[str, ...]:
 
 
 def read_load(path: Path) -> LoadFigures:
-    """Return what a run wrote.
-
-    Raises:
-        EmblemaError: the file cannot be read, or is no such file.
-    """
+    """Return what a run wrote."""
     try:
         found = read_figures(path)
         return LoadFigures(**{name: [kind(**row) for row in found[name]] for name, kind in KINDS.items()})
@@ -159,11 +154,7 @@ def read_load(path: Path) -> LoadFigures:
 def stage_figures(
     engine: str, stage: str, traffic: Traffic, answers: Mapping[str, Sequence[LoadAnswer]]
 ) -> tuple[list[StageFigures], list[StageFigures]]:
-    """Return the figures of every arm over all requests, and those of `auto` stretch by stretch.
-
-    Args:
-        answers: of every arm to every request; times are compared with the first arm's, answers with those of `full`.
-    """
+    """Return the figures of every arm over all requests, and those of `auto` stretch by stretch."""
     count = len(traffic.requests)
     whole = [_figures(engine, stage, name, traffic, answers, range(count)) for name in answers]
     parts = stretches(count) if AUTO in answers else []
@@ -229,12 +220,7 @@ def rate_figures(
     spent: tuple[float, float],
     plain: Sequence[str],
 ) -> RateFigures:
-    """Return the figures of an arm at one rate.
-
-    Args:
-        spent: seconds from the first arrival to the last end, and of the processor.
-        plain: the answers that these are compared with.
-    """
+    """Return the figures of an arm at one rate, beside `plain` answers; `spent`: seconds of both clocks."""
     seconds, processor = spent
     times, count = [MILLI * answer.ttft for answer in answers], len(answers)
     return RateFigures(

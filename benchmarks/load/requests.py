@@ -71,7 +71,6 @@ class LoadRequest:
     """One request: a user's message of texts and pictures.
 
     Attributes:
-        pieces: in order.
         answer: the right answer; of a dropped legend, what it said; empty where there is none.
         where: `SHOWN`, `AFTER` or `GONE`.
         group: requests of one group are not independent: an interval draws them together.
@@ -89,14 +88,10 @@ class TrafficShape:
 
     Attributes:
         kind: of `KINDS`.
-        requests: how many.
         side: cells along a page's side, so that a page takes about its square in rows; of `noise` pixels.
         pages: pages of the world, for `rag`.
         shown: pictures of a prompt; an agent's window.
         slid: whether legends have slid out of what the question can read, for `rag`.
-
-    Raises:
-        PromptError: one of them is out of range.
     """
 
     kind: str
@@ -117,12 +112,7 @@ class TrafficShape:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Requests in order, and their pages by number.
-
-    Attributes:
-        inline: whether pictures come with the prompt, as a client of OpenAI's interface sends them; else they are added
-            before.
-    """
+    """Requests in order, and their pages by number; `inline`: pictures come with the prompt, else they are added."""
 
     shape: TrafficShape
     pages: tuple[Drawn, ...]

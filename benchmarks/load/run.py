@@ -42,11 +42,8 @@ class LoadBench:
     """Measures stages, one after another and at rates.
 
     Attributes:
-        model: its name.
-        load: loads it for the embedded engine.
+        load: loads the model for the embedded engine.
         command: how the figures are asked for, without the places that they are written to.
-        seed: of requests and of moments.
-        screen: shows how far it is.
         shape, dtype: of the random model whose first token is timed inside vLLM and SGLang.
     """
 
@@ -59,12 +56,11 @@ class LoadBench:
     dtype: str = "float32"
 
     def measure(self, engine: str, stage: LoadStage, names: Sequence[str], rates: Sequence[float] = ()) -> LoadFigures:
-        """Measure a stage on an engine, at rates where there are any, with what is to be said of the run.
+        """Measure a stage on an engine, with what is to be said of the run.
 
         Args:
-            engine: of `ENGINES`.
             names: strategies; the engine's own if there are none.
-            rates: requests a second; 0 for one after another, infinity for all at once.
+            rates: requests a second, 0 for one after another, infinity for all at once; none for a stage in turns.
 
         Raises:
             EmblemaError: a server did not start, or did not answer.
@@ -144,10 +140,7 @@ class LoadBench:
     def arms(
         self, engine: str, stage: LoadStage, traffic: Traffic, names: Sequence[str]
     ) -> Iterator[list[ServerArm]]:
-        """Run an engine's server with the plugin, and beside it one without where the engine has one; yield the arms.
-
-        Each strategy is a tenant of its own.
-        """
+        """Run an engine's server with the plugin, and one without where there is one; yield the arms, a tenant each."""
         with ExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="emblema-load-")))
             model, more = self.model, list[str]()
@@ -175,15 +168,7 @@ class LoadBench:
 def send_at_rate(
     arm: ServerArm, requests: Sequence[LoadRequest], rate: float, seed: int
 ) -> tuple[list[LoadAnswer], float]:
-    """Send requests at the moments of a Poisson process, whether or not those before are answered.
-
-    Args:
-        rate: requests a second; infinity for all at once, 0 for one after another.
-        seed: of the moments.
-
-    Returns:
-        The answers in order, and seconds from the first arrival to the last end.
-    """
+    """Send requests at the moments of a Poisson process, or one after another; return the answers, and all seconds."""
     bodies = [arm.body(request, TOKENS) for request in requests]
     began = time.perf_counter()
     if not rate:

@@ -5,7 +5,8 @@ import http.client
 import io
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,15 +33,14 @@ def picture_bytes(picture: Image.Image) -> bytes:
 
 def content_of(parts: Sequence[str | Image.Image]) -> list[dict[str, Any]]:
     """Return a user's message in OpenAI's form, pictures as data addresses."""
-    return [
-        {"type": "text", "text": part}
-        if isinstance(part, str)
-        else {
-            "type": "image_url",
-            "image_url": {"url": f"data:image/png;base64,{base64.b64encode(picture_bytes(part)).decode()}"},
-        }
-        for part in parts
-    ]
+    found: list[dict[str, Any]] = []
+    for part in parts:
+        if isinstance(part, str):
+            found.append({"type": "text", "text": part})
+        else:
+            address = f"data:image/png;base64,{base64.b64encode(picture_bytes(part)).decode()}"
+            found.append({"type": "image_url", "image_url": {"url": address}})
+    return found
 
 
 class ServerArm:
@@ -90,41 +90,24 @@ class ServerArm:
         return json.dumps(body if self.name == PLAIN else {**body, "strategy": self.name}).encode()
 
     def send(self, body: bytes, arrival: float) -> LoadAnswer:
-        """Send what `body` gives, and read the stream.
-
-        Args:
-            arrival: when the request arrived, by `time.perf_counter`; waiting before it was sent counts.
-
-        Raises:
-            EmblemaError: the server refused, or broke off.
-        """
-        text, first, usage, address = "", None, dict[str, Any](), self.server.address
-        connection = self._connection()
-        try:
-            connection.request("POST", "/v1/chat/completions", body, self._headers("application/json"))
-            reply = connection.getresponse()
-            if reply.status != 200:
-                raise EmblemaError(f"{address} answered {reply.status}: {reply.read(400)!r}")
+        """Send what `body` gives, and read the stream; times count from its arrival, by `time.perf_counter`."""
+        text, first, usage = "", None, dict[str, Any]()
+        with self._replied("POST", "/v1/chat/completions", body) as reply:
             for line in reply:
                 if not line.startswith(b"data: {"):
                     continue
                 event = json.loads(line[6:])
                 if "error" in event:
-                    raise EmblemaError(f"{address} ended a stream: {event['error']['message']}")
+                    raise EmblemaError(f"{self.server.address} ended a stream: {event['error']['message']}")
                 usage = event.get("usage") or usage
                 fresh = event["choices"][0]["delta"].get("content") if event["choices"] else ""
                 if fresh and first is None:
                     first = time.perf_counter()
                 text += fresh or ""
-        except (OSError, http.client.HTTPException) as error:
-            raise EmblemaError(f"{address} broke off: {error}") from error
-        finally:
-            connection.close()
-        now = time.perf_counter()
-        prompt = int(usage["prompt_tokens"])
+        now, prompt = time.perf_counter(), int(usage["prompt_tokens"])
         cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
-        ended = now - arrival
-        return LoadAnswer(text, (first or now) - arrival, ended, prompt, prompt - cached, usage["completion_tokens"])
+        tokens = int(usage["completion_tokens"])
+        return LoadAnswer(text, (first or now) - arrival, now - arrival, prompt, prompt - cached, tokens)
 
     def _part(self, piece: Piece) -> dict[str, Any]:
         if isinstance(piece, str):
@@ -154,22 +137,23 @@ class ServerArm:
         self.settle()
 
     def _sent(self, method: str, path: str, body: bytes | None = None, kind: str = "application/json") -> Any:
-        connection = self._connection()
+        with self._replied(method, path, body, kind) as reply:
+            return json.loads(reply.read())
+
+    @contextmanager
+    def _replied(
+        self, method: str, path: str, body: bytes | None, kind: str = "application/json"
+    ) -> Iterator[http.client.HTTPResponse]:
+        place, address = urlsplit(self.server.address), self.server.address
+        head = {"Content-Type": kind} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
+        connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=600)
         try:
-            connection.request(method, path, body, self._headers(kind))
+            connection.request(method, path, body, head)
             reply = connection.getresponse()
-            text = reply.read()
+            if reply.status != 200:
+                raise EmblemaError(f"{address}{path} answered {reply.status}: {reply.read(400)!r}")
+            yield reply
         except (OSError, http.client.HTTPException) as error:
-            raise EmblemaError(f"{self.server.address} broke off: {error}") from error
+            raise EmblemaError(f"{address} broke off: {error}") from error
         finally:
             connection.close()
-        if reply.status != 200:
-            raise EmblemaError(f"{self.server.address}{path} answered {reply.status}: {text[:400]!r}")
-        return json.loads(text)
-
-    def _connection(self) -> http.client.HTTPConnection:
-        place = urlsplit(self.server.address)
-        return http.client.HTTPConnection(place.hostname or "", place.port, timeout=600)
-
-    def _headers(self, kind: str) -> dict[str, str]:
-        return {"Content-Type": kind} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})

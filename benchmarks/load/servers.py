@@ -3,21 +3,18 @@
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from benchmarks.load.stages import ENGINE, ENGINES, SERVE, SGLANG, VLLM
+from benchmarks.load.stages import SERVE, SGLANG, VLLM
 from emblema.errors import EmblemaError
 from emblema.models.load import bundled_folder
 from emblema.serve.keys import KeyRing
@@ -44,24 +41,12 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class LoadServer:
-    """A running server.
-
-    Attributes:
-        engine: of `ENGINES`.
-        address: `http://host:port`.
-        model: what it calls the model.
-        keys: of its tenants; None without the plugin.
-    """
+    """A running server, and its name of the model; `keys`: of its tenants, None without the plugin."""
 
     engine: str
     address: str
     model: str
     keys: KeyRing | None
-
-
-def installed() -> tuple[str, ...]:
-    """Return the engines that are installed here."""
-    return tuple(engine for engine in ENGINES if engine in (ENGINE, SERVE) or find_spec(engine))
 
 
 def server_options(engine: str) -> list[str]:
@@ -79,42 +64,31 @@ def server_options(engine: str) -> list[str]:
 
 def without_cache(engine: str) -> list[str]:
     """Return the option that switches an engine's own prefix cache off."""
-    return {VLLM: ["--no-enable-prefix-caching"], SGLANG: ["--disable-radix-cache"]}.get(engine, [])
+    return {VLLM: ["--no-enable-prefix-caching"], SGLANG: ["--disable-radix-cache"]}[engine]
 
 
 def plain_command(engine: str, model: str, more: Sequence[str]) -> list[str]:
-    """Return the command line of an engine's server without the plugin.
-
-    Raises:
-        EmblemaError: there is none.
-    """
+    """Return the command line of vLLM's or SGLang's server without the plugin."""
     if engine == VLLM:
         from emblema.vllm.serving import command
 
         return command(model, None, more=more)
-    if engine == SGLANG:
-        from emblema.sglang.serving import MODULE
-        from emblema.sglang.serving import command as sglang_command
+    from emblema.sglang.serving import MODULE
+    from emblema.sglang.serving import command as sglang_command
 
-        return ["sglang.launch_server" if word == MODULE else word for word in sglang_command(model, more)]
-    raise EmblemaError(f"{engine} has no server without the plugin")
+    return ["sglang.launch_server" if word == MODULE else word for word in sglang_command(model, more)]
 
 
 @contextmanager
 def serving(
     engine: str, model: str, folder: Path, more: Sequence[str] = (), plugin: bool = True
 ) -> Iterator[LoadServer]:
-    """Run a server of an engine for as long as the block runs.
+    """Run a server of an engine, with its store and log in a folder, for as long as the block runs.
 
     Args:
-        engine: of `ENGINES`, but for the one in this process.
         model: a bundled one, or a folder.
-        folder: for its store and log.
         more: options of the engine.
         plugin: whether the plugin is in it.
-
-    Raises:
-        EmblemaError: it did not start.
     """
     port = free_port()
     store, log = folder / f"store-{port}", folder / f"{port}.log"
@@ -147,35 +121,30 @@ def running(line: Sequence[str], log: Path, port: int, environment: Mapping[str,
     """
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*line, "--host", "127.0.0.1", "--port", str(port)],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env=ENVIRONMENT | os.environ | dict(environment or {}),
-            start_new_session=True,
-        )
-        try:
-            address = f"http://127.0.0.1:{port}"
-            _wait(process, address, log)
-            yield address
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def _wait(process: "subprocess.Popen[bytes]", address: str, log: Path) -> None:
-    until = time.monotonic() + STARTING_SECONDS
-    while time.monotonic() < until and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{address}/health", timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
+            [*line, "--host", "127.0.0.1", "--port", str(port)], stdout=out, stderr=subprocess.STDOUT,
+            env=ENVIRONMENT | os.environ | dict(environment or {}), start_new_session=True,
+        )  # fmt: skip
+    address, until = f"http://127.0.0.1:{port}", time.monotonic() + STARTING_SECONDS
+    try:
+        while not _answers(address):
+            if process.poll() is not None or time.monotonic() > until:
+                tail = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
+                raise EmblemaError(f"the server did not start; the end of its log:\n{tail}")
             time.sleep(0.3)
-    tail = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
-    raise EmblemaError(f"the server did not start; the end of its log:\n{tail}")
+        yield address
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _answers(address: str) -> bool:
+    with suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5):
+        return True
+    return False
 
 
 def settle(address: str) -> None:

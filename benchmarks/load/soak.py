@@ -37,6 +37,8 @@ BODY_BYTES = 2 * 2**20
 QUOTA_BYTES = 64 * 2**20
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(128 * 2**10)}
 """Blocks of so many bytes are the system's again once they are freed: glibc's own bound, kept where it is at first."""
+MALFORMED = (b"{", b"\xff\xfe", b'{"model": 3}', b"[]")
+READ = ("/metrics", "/v1/files", "/v1/models", "/health")
 WARM = 1 / 3
 """Share of the soak before growth is counted: caches fill, pools start their threads, combinations are learnt."""
 MEMORY = 0.05
@@ -109,11 +111,7 @@ def growth(samples: Sequence[ProcessSample], figure: Callable[[ProcessSample], f
 
 
 def sample_process(pid: int | None, address: str, seconds: float, requests: int) -> ProcessSample:
-    """Read a process from /proc, children aside, and what its metrics say.
-
-    Raises:
-        EmblemaError: the system has no /proc, or the process has ended.
-    """
+    """Read a process from /proc, children aside, and what its metrics say."""
     try:
         status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         handles = len(list(Path(f"/proc/{pid}/fd").iterdir()))
@@ -127,14 +125,7 @@ def sample_process(pid: int | None, address: str, seconds: float, requests: int)
 
 
 class SoakClient:
-    """One client of the mixed load; each kind of request is a method that returns how it ended.
-
-    Args:
-        address: of the server.
-        seed: of what it draws.
-        bodies: chat requests over pages that come again.
-        pages: pictures to upload, as bytes.
-    """
+    """One client of the mixed load, of chats over pages that come again and of pages that it uploads."""
 
     def __init__(self, address: str, seed: int, bodies: Sequence[Mapping[str, Any]], pages: Sequence[bytes]) -> None:
         place = urlsplit(address)
@@ -143,14 +134,14 @@ class SoakClient:
         self.kinds: dict[str, tuple[int, Callable[[], str]]] = {
             "whole": (4, lambda: self._asked(self._chat())),
             "streamed": (4, lambda: self._asked(self._chat(stream=True))),
-            "slow stream": (1, self.slow_stream),
-            "left stream": (2, self.left_stream),
+            "slow stream": (1, lambda: self.stream(left=False)),
+            "left stream": (2, lambda: self.stream(left=True, temperature=2.0, max_tokens=400)),
             "left upload": (1, self.left_upload),
             "oversized": (1, lambda: self._asked(b"[" * (BODY_BYTES + 1))),
-            "malformed": (1, self.malformed),
-            "unknown": (1, self.unknown),
+            "malformed": (1, lambda: self._asked(self.random.choice([*MALFORMED, self._chat()[:-20]]))),
+            "unknown": (1, lambda: self._status("GET", f"/v1/files/file-{self.random.getrandbits(64):x}")[0]),
             "upload, use, delete": (2, self.upload),
-            "reads": (2, self.reads),
+            "reads": (2, lambda: self._status("GET", self.random.choice(READ))[0]),
         }
 
     def next(self) -> tuple[str, str]:
@@ -162,24 +153,17 @@ class SoakClient:
         except (OSError, http.client.HTTPException) as error:
             return kind, type(error).__name__
 
-    def slow_stream(self) -> str:
-        """Read a stream eight bytes at a time with breaks."""
+    def stream(self, left: bool, **changes: Any) -> str:
+        """Read a stream slowly, or leave it after its first bytes."""
         with self._connected() as connection:
-            reply = _sent(connection, "POST", "/v1/chat/completions", self._chat(stream=True))
-            for _ in range(20):
+            reply = _sent(connection, "POST", "/v1/chat/completions", self._chat(stream=True, **changes))
+            for _ in range(8 if left else 20):
                 if not reply.read(8):
                     break
-                time.sleep(0.05)
-            reply.read()
-            return str(reply.status)
-
-    def left_stream(self) -> str:
-        """Leave after the first bytes of a long stream."""
-        with self._connected() as connection:
-            body = self._chat(stream=True, temperature=2.0, max_tokens=400)
-            reply = _sent(connection, "POST", "/v1/chat/completions", body)
-            reply.read(64)
-            return f"{reply.status}, left"
+                time.sleep(0 if left else 0.05)
+            if not left:
+                reply.read()
+            return f"{reply.status}{', left' * left}"
 
     def left_upload(self) -> str:
         """Promise a body and leave in the middle of it."""
@@ -187,16 +171,6 @@ class SoakClient:
             head = f"POST /v1/files HTTP/1.1\r\nHost: {self.host}:{self.port}\r\nContent-Length: 100000\r\n"
             connection.sendall(f"{head}Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\n".encode())
         return "left"
-
-    def malformed(self) -> str:
-        body = self.random.choice([b"{", b"\xff\xfe", b'{"model": 3}', b"[]", self._chat()[:-20]])
-        return self._asked(body)
-
-    def unknown(self) -> str:
-        return self._status("GET", f"/v1/files/file-{self.random.getrandbits(64):x}")[0]
-
-    def reads(self) -> str:
-        return self._status("GET", self.random.choice(["/metrics", "/v1/files", "/v1/models", "/health"]))[0]
 
     def upload(self) -> str:
         """Upload a page that nobody has seen, ask about it, and delete it."""
@@ -238,15 +212,7 @@ def _sent(
 
 
 def soak_server(minutes: float, seed: int, folder: Path, notify: Callable[[ProcessSample], None]) -> ServeSoak:
-    """Soak a server of the bundled model.
-
-    Args:
-        folder: of its store and log.
-        notify: called with every sample, about a hundred of them.
-
-    Raises:
-        EmblemaError: the server did not start, or ended.
-    """
+    """Soak a server of the bundled model, its store in a folder; `notify` is called with every sample."""
     found, stop, lock = ServeSoak(), threading.Event(), threading.Lock()
     traffic = traffic_of(TrafficShape("rag", requests=32, pages=10, shown=6), seed)
     images = [page.image() for page in traffic.pages]
@@ -276,8 +242,9 @@ def soak_server(minutes: float, seed: int, folder: Path, notify: Callable[[Proce
         try:
             while time.monotonic() - began < 60 * minutes:
                 time.sleep(max(1.0, 0.6 * minutes))
-                now = time.monotonic() - began
-                found.samples.append(sample_process(pid, address, now, found.outcomes.total()))
+                with lock:
+                    requests = found.outcomes.total()
+                found.samples.append(sample_process(pid, address, time.monotonic() - began, requests))
                 notify(found.samples[-1])
         finally:
             stop.set()

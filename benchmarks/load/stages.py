@@ -51,12 +51,7 @@ def methods_of(engine: str, stage: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LoadStage:
-    """Requests that are measured by themselves.
-
-    Attributes:
-        name: of `STAGES`.
-        shape: of its requests.
-    """
+    """Requests that are measured by themselves, by their name in `STAGES`."""
 
     name: str
     shape: TrafficShape
@@ -71,16 +66,7 @@ class LoadStage:
 def stages_of(
     names: Sequence[str], requests: int = 200, pages: int = 30, shown: int = 8, side: int = 8
 ) -> tuple[LoadStage, ...]:
-    """Return stages by name.
-
-    Args:
-        requests: of a stage; half as many of `novelty`.
-        pages, shown: of `rag`, in every prompt so many of so many pages.
-        side: cells along a page's side; of the larger pages `LARGER` times as many.
-
-    Raises:
-        PromptError: a number is out of range, or there is no such stage.
-    """
+    """Return stages by name, of so many requests, half as many of `novelty`; the numbers are those of the shapes."""
     shapes = {
         "rag": TrafficShape("rag", requests, side, pages, shown),
         "rag-slid": TrafficShape("rag", requests, side, pages, shown, slid=True),
