@@ -126,7 +126,7 @@ def _runs(found: LoadFigures) -> str:
 
 def pictures(found: LoadFigures) -> Iterator[Table]:
     """Yield tables whose plots are the page's pictures."""
-    names = ("requests seen", "rows computed, of the prompt's", "TTFT, over full", "stage")
+    names: tuple[str, ...] = ("requests seen", "rows computed, of the prompt's", "TTFT, over full", "stage")
     curve = tuple((row.seen, row.rows, row.ttft, row.stage) for row in found.stretches if row.engine == ENGINE)
     if len({row[0] for row in curve}) > 1:
         plots = tuple(Plot(names[0], name, "stage") for name in names[1:3])
