@@ -34,7 +34,7 @@ def store(
     if not page:
         place = None if disk is None else output_folder(disk, "--disk")
         parts, extent = parts_of(only, PARTS), QUICK if quick else FULL
-        write_figures(measure_store(extent, drawn_seed(seed), screen, model, parts, place), listing)
+        write_figures(measure_store(extent, drawn_seed(seed), model, parts, place), listing)
     written, bars = write_store_page(read_figures(listing), folder)
     show_bars(screen, bars)
     screen.print(f"report: {written}   figures: {listing}", soft_wrap=True)

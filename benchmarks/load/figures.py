@@ -180,7 +180,7 @@ def _figures(
         [answers[arm][place] for place in chosen] for arm in (name, start, FULL if FULL in answers else start)
     )
     asked = [traffic.requests[place] for place in chosen]
-    prompt = sum(answer.prompt for answer in first)
+    prompt = sum(answer.prompt for answer in own)
     same = [float(answer.text == other.text) for answer, other in zip(own, full, strict=True)]
     sure = [value for answer, value in zip(own, same, strict=True) if not answer.fell_back]
     plain = [_right(answer, item) for answer, item in zip(own, asked, strict=True) if item.where == SHOWN]

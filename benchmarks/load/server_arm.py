@@ -44,13 +44,10 @@ def content_of(parts: Sequence[str | Image.Image]) -> list[dict[str, Any]]:
 
 
 class ServerArm:
-    """Answers requests by one strategy, as one tenant.
+    """Answers requests by one strategy as one tenant, or `plain`.
 
-    Args:
-        name: the strategy, or `plain` for a server without the plugin.
-        server: that runs.
-        traffic: whose pages are shown. Where they are not sent with the prompt, `emblema serve` is given them before;
-            other servers are shown them, and they are sent with every prompt.
+    Pages that are not sent with prompts `emblema serve` is given before. Other servers are shown them, and they are
+    sent with every prompt.
     """
 
     def __init__(self, name: str, server: LoadServer, traffic: Traffic) -> None:

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import torch
+
 from benchmarks.load.stages import SERVE, SGLANG, VLLM
 from emblema.errors import EmblemaError
-from emblema.models.load import bundled_folder
+from emblema.models.load import BUNDLED, bundled_folder
 from emblema.serve.keys import KeyRing
 
 COMMANDS = {SERVE: "serve", VLLM: "vllm-serve", SGLANG: "sglang-serve"}
@@ -24,6 +26,8 @@ COMMANDS = {SERVE: "serve", VLLM: "vllm-serve", SGLANG: "sglang-serve"}
 STARTING_SECONDS = 600.0
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
 """Unless the caller's own environment says otherwise."""
+ON_CPU = {"SGLANG_USE_CPU_ENGINE": "1"}
+"""What SGLang's own server is told where there is no GPU; `emblema sglang-serve` does so itself."""
 STILL, STILL_SHARE, PATIENCE = 0.4, 0.05, 60.0
 """Seconds in which an idle server uses less than this share of a processor, and how long that is waited for."""
 PROCESSING = (
@@ -54,9 +58,7 @@ def server_options(engine: str) -> list[str]:
     if engine == SERVE:
         return []
     if engine == SGLANG:
-        return ["--random-seed", "0", "--log-level", "warning"]
-    import torch
-
+        return ["--random-seed", "0", "--log-level", "warning", "--enable-cache-report"]
     shared = ["--limit-mm-per-prompt", '{"image": 10, "video": 0}', "--seed", "0", "--max-model-len", "4096"]
     shared += ["--enable-prompt-tokens-details", "--block-size", "32", "--skip-mm-profiling", "--enforce-eager"]
     return shared if torch.cuda.is_available() else [*shared, "--kv-cache-memory-bytes", str(512 * 2**20)]
@@ -67,16 +69,19 @@ def without_cache(engine: str) -> list[str]:
     return {VLLM: ["--no-enable-prefix-caching"], SGLANG: ["--disable-radix-cache"]}[engine]
 
 
-def plain_command(engine: str, model: str, more: Sequence[str]) -> list[str]:
-    """Return the command line of vLLM's or SGLang's server without the plugin."""
+def plain_command(engine: str, model: str, more: Sequence[str], folder: Path) -> list[str]:
+    """Return the command line of vLLM's or SGLang's server without the plugin; a folder is for a tokenizer."""
     if engine == VLLM:
         from emblema.vllm.serving import command
 
         return command(model, None, more=more)
+    from emblema.sglang.bundled_tokenizer import write_tokenizer
     from emblema.sglang.serving import MODULE
     from emblema.sglang.serving import command as sglang_command
 
-    return ["sglang.launch_server" if word == MODULE else word for word in sglang_command(model, more)]
+    if model in BUNDLED:
+        write_tokenizer(model, folder)
+    return ["sglang.launch_server" if word == MODULE else word for word in sglang_command(model, more, folder)]
 
 
 @contextmanager
@@ -94,7 +99,8 @@ def serving(
     store, log = folder / f"store-{port}", folder / f"{port}.log"
     options = [*server_options(engine), *more]
     if not plugin:
-        with running(plain_command(engine, model, options), log, port) as address:
+        given = {} if torch.cuda.is_available() else ON_CPU
+        with running(plain_command(engine, model, options, store), log, port, given) as address:
             yield LoadServer(engine, address, model, None)
         return
     # Made first: a server that has keys asks for one from the beginning.
@@ -114,11 +120,7 @@ def free_port() -> int:
 
 @contextmanager
 def running(line: Sequence[str], log: Path, port: int, environment: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Run a server for as long as the block runs, and yield its address.
-
-    Raises:
-        EmblemaError: the server ended, or did not answer in ten minutes; the message holds the end of its log.
-    """
+    """Run a server for as long as the block runs, and yield its address; one that does not start tells its log."""
     with log.open("wb") as out:
         process = subprocess.Popen(
             [*line, "--host", "127.0.0.1", "--port", str(port)], stdout=out, stderr=subprocess.STDOUT,
@@ -187,11 +189,7 @@ def _stat(folder: Path) -> list[str]:
 
 
 def random_model(folder: Path, shape: str) -> Path:
-    """Write configuration and processors of a Qwen2.5-VL of a shape; serve it with `--load-format dummy`.
-
-    Raises:
-        EmblemaError: there is no such shape.
-    """
+    """Write configuration and processors of a Qwen2.5-VL of a shape; serve it with `--load-format dummy`."""
     if shape not in SHAPES:
         raise EmblemaError(f"unknown shape {shape!r}: choose one of {', '.join(SHAPES)}")
     source = bundled_folder("reference")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from benchmarks.blocks import write_blocks
 from benchmarks.figures import rounded
@@ -45,22 +44,16 @@ QUICK = StoreExtent((MIB, 4 * MIB), 3, (3, 112), (0, 0))
 
 
 def measure_store(
-    extent: StoreExtent, seed: int, screen: Console, model: str, parts: Collection[str], folder: Path | None = None
+    extent: StoreExtent, seed: int, model: str, parts: Collection[str], folder: Path | None = None
 ) -> dict[str, Any]:
-    """Return the figures of the store, of linked prompts on a model and on a larger random one.
-
-    Args:
-        folder: where files are written, on the disk in question; the system's folder for temporary files by default.
-    """
+    """Return the figures of files in a folder, and of linked prompts on a model and on a larger random one."""
     before, found = os.getloadavg()[0], {name: list[Any]() for name in PARTS}
     with tempfile.TemporaryDirectory(prefix="emblema-bench-", dir=folder) as name:
         place, random = Path(name), np.random.default_rng([seed, 1])
         for size in extent.sizes if "throughput" in parts else ():
-            screen.print(f"files of {size / MIB:.0f} MiB")
             found["throughput"] += measure_throughput(place, size, extent.rounds, random)
         for count, side in (extent.pictures, extent.larger) if "overlap" in parts else ():
             if count:
-                screen.print(f"{count} pictures of {side} pixels")
                 own = (count, side) == extent.pictures
                 label, made = (Path(model).name, load_model(model)) if own else ("random", larger_model(seed))
                 found["overlap"] += measure_overlap(place, label, *made, [side] * count, extent.rounds, seed)

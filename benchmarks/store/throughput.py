@@ -24,18 +24,16 @@ COLD, WARM = "cold", "warm"
 BOUNDS = {COLD: 0.8, WARM: 0.9}
 """Of a verified load over a plain read."""
 BAR_BYTES = 16 * 10**6
-"""Bars are for files from this size: below, opening a file is what takes the time."""
+"""Bars are for files from this size."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGE, LARGEST_THRESHOLD = 2**18, 2**25
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Reads of files of one size, `COLD` or `WARM`: GB/s, medians of rounds, of plain reads and of the store.
+    """Reads of files of one size: GB/s, medians of rounds, plainly and by the store; the ratio with its quartiles.
 
-    Attributes:
-        ratio: of both, with its quartiles round by round.
-        cold: the largest share of the file in the page cache before a cold read; NaN where unknown.
+    `cold` is the largest share of the file in the page cache before a cold read; NaN where unknown.
     """
 
     bytes: int
@@ -88,11 +86,7 @@ def _found(size: int, operation: str, pairs: list[tuple[float, float]], stayed: 
 
 
 def load(tier: DiskTier, id: str) -> tuple[LayerRows, ...]:
-    """Return every layer of a chunk, verified, as the store loads it.
-
-    Raises:
-        LoadError: it is not there, or damaged.
-    """
+    """Return every layer of a chunk, verified, as the store loads it."""
     reader = tier.open(id, SHARED)
     if reader is None:
         raise LoadError(id, "it is not in the tier")
