@@ -86,7 +86,7 @@ class RateFigures:
     tokens_s: float
     answers_s: float
     processor_ms: float
-    taken: float
+    taken: float | None
     agrees: float
     right: float
 
@@ -189,13 +189,14 @@ def _figures(
     seconds, spent, spent_first = (
         sum(values) for values in ([a.ended for a in own], [a.processor for a in own], [a.processor for a in first])
     )
-    ran = [answer.ran for answer in own if answer.ran is not None]
+    computed, ran = ([value for value in of if value is not None]
+                     for of in ([answer.computed for answer in own], [answer.ran for answer in own]))  # fmt: skip
     return StageFigures(
         engine, stage, name, chosen[-1] + 1, len(own),
         prompt_rows=prompt / len(own),
         ms=MILLI * float(np.median(times)), ms_least=MILLI * min(times), ms_most=MILLI * max(times),
         rate=len(own) / seconds,
-        rows=sum(answer.computed for answer in own) / prompt,
+        rows=sum(computed) / prompt if computed else None,
         ran=sum(ran) / prompt if ran else None,
         ttft=float(np.median(np.divide(times, others))),
         throughput=sum(answer.ended for answer in first) / seconds,
@@ -223,13 +224,14 @@ def rate_figures(
     """Return the figures of an arm at one rate, beside `plain` answers; `spent`: seconds of both clocks."""
     seconds, processor = spent
     times, count = [MILLI * answer.ttft for answer in answers], len(answers)
+    computed = [answer.computed for answer in answers if answer.computed is not None]
     return RateFigures(
         engine, stage, name, rate if rate < float("inf") else None, count,
         ttft_p50_ms=float(np.percentile(times, 50)), ttft_p99_ms=float(np.percentile(times, 99)),
         tokens_s=sum(answer.tokens for answer in answers) / seconds,
         answers_s=count / seconds,
         processor_ms=MILLI * processor / count,
-        taken=1 - sum(answer.computed for answer in answers) / sum(answer.prompt for answer in answers),
+        taken=1 - sum(computed) / sum(answer.prompt for answer in answers) if computed else None,
         agrees=sum(answer.text == text for answer, text in zip(answers, plain, strict=True)) / count,
         right=sum(map(_right, answers, requests)) / count,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from PIL import Image
 
 from benchmarks.load.requests import LoadRequest, Picture, Piece, Traffic
 from benchmarks.load.servers import LoadServer, processor_seconds, settle
-from benchmarks.load.stages import PLAIN, SERVE, LoadAnswer
+from benchmarks.load.stages import PLAIN, SERVE, SGLANG, LoadAnswer
 from emblema.errors import EmblemaError, PromptError
 
 PATIENCE = 120.0
@@ -103,8 +103,10 @@ class ServerArm:
                 text += fresh or ""
         now, prompt = time.perf_counter(), int(usage["prompt_tokens"])
         cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+        # SGLang reports linked rows in no stream.
+        computed = None if self.server.engine == SGLANG and self.name != PLAIN else prompt - cached
         tokens = int(usage["completion_tokens"])
-        return LoadAnswer(text, (first or now) - arrival, now - arrival, prompt, prompt - cached, tokens)
+        return LoadAnswer(text, (first or now) - arrival, now - arrival, prompt, computed, tokens)
 
     def _part(self, piece: Piece) -> dict[str, Any]:
         if isinstance(piece, str):

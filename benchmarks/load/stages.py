@@ -91,7 +91,7 @@ class LoadAnswer:
         text: of the answer, and how many `tokens` it has.
         ttft: seconds from its arrival to the first token.
         ended: seconds from its arrival until nothing was left to do for it.
-        prompt, computed: rows of the prompt, and rows computed before the answer, as the engine counts them.
+        prompt, computed: rows of the prompt, and rows computed before it, as the engine counts them, or None.
         processor: seconds of the processor; 0 where others' requests are under way too.
         ran: every row that the decoder ran, after the answer too; None where it cannot be counted.
         fell_back: whether it was computed in full because the second pass was not sure.
@@ -101,7 +101,7 @@ class LoadAnswer:
     ttft: float
     ended: float
     prompt: int
-    computed: int
+    computed: int | None
     tokens: int = 1
     processor: float = 0.0
     ran: float | None = None
