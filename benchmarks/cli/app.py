@@ -2,7 +2,7 @@
 
 import typer
 
-from benchmarks.cli import costs, drawing, fidelity, placing, service, serving, streams
+from benchmarks.cli import costs, drawing, fidelity, load, store, streams
 
 app = typer.Typer(
     name="python -m benchmarks",
@@ -15,7 +15,7 @@ app = typer.Typer(
 app.command()(drawing.episodes)
 app.command()(drawing.videos)
 app.command()(fidelity.reference)
-app.command()(serving.store)
+app.command()(store.store)
 app.command()(fidelity.fidelity)
 app.command()(fidelity.reuse)
 app.command()(fidelity.pairs)
@@ -24,12 +24,8 @@ app.command()(fidelity.results)
 app.command()(fidelity.deficit)
 app.command()(streams.window)
 app.command()(streams.stream)
-app.command()(serving.traffic)
+app.command()(load.load)
+app.command()(load.soak_serve)
 app.command()(streams.soak)
-app.command()(serving.vllm)
-app.command()(serving.sglang)
-app.command()(placing.place)
-app.command()(service.serve)
-app.command()(service.soak_serve)
 app.command()(costs.cost)
 app.command()(costs.gpu)

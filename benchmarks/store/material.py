@@ -64,10 +64,7 @@ def random_chunk(tokens: int, random: np.random.Generator, shape: KVShape = SMAL
 
 
 def larger_model(seed: int) -> tuple[Any, Any]:
-    """Return a random model of the bundled one's family, large enough for its KV to matter, and the bundled processor.
-
-    It has a hundred million parameters.
-    """
+    """Return a random model of a hundred million parameters, of the bundled one's family, and its processor."""
     from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration
 
     config = AutoConfig.from_pretrained(str(bundled_folder("reference")))
@@ -103,22 +100,15 @@ def evict(path: Path) -> None:
 
 def residency(path: Path) -> float:
     """Return the share of a file that is in the page cache; NaN where the system does not say."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    size = path.stat().st_size
-    if size == 0 or not hasattr(libc, "mincore"):
+    size, mincore = path.stat().st_size, getattr(ctypes.CDLL(None), "mincore", None)
+    if size == 0 or mincore is None:
         return float("nan")
     with path.open("rb") as file:
-        # A private mapping is writable, so that ctypes takes its address; no page of it is touched.
-        mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
-    pages = -(-size // mmap.PAGESIZE)
-    found = (ctypes.c_ubyte * pages)()
-    start = ctypes.c_char.from_buffer(mapped)
-    try:
-        failed = libc.mincore(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size), found)
-    finally:
-        del start
-        mapped.close()
-    return float("nan") if failed else sum(page & 1 for page in found) / pages
+        # No page of the mapping is touched.
+        held = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY), np.uint8)
+    pages = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
+    failed = mincore(ctypes.c_void_p(held.ctypes.data), ctypes.c_size_t(size), ctypes.c_void_p(pages.ctypes.data))
+    return float("nan") if failed else float((pages & 1).mean())
 
 
 def cooled(paths: Sequence[Path]) -> float:

@@ -1,179 +1,104 @@
-"""All measurements of the store, one after the other, in a folder that is left as it was found."""
+"""The measurements of the store one after another, in a folder that is left as it was found, and their page."""
 
 import os
 import tempfile
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from rich.console import Console
+import numpy as np
 
-from benchmarks.store import compression, hits, index, novelty, overlap, sharing, throughput
-from benchmarks.store.compression import CompressionResult
-from benchmarks.store.hits import HitRatio
-from benchmarks.store.index import IndexTimes
+from benchmarks.blocks import write_blocks
+from benchmarks.figures import rounded
+from benchmarks.intervals import Interval
+from benchmarks.plots import draw_table
+from benchmarks.report import measured_on
 from benchmarks.store.material import larger_model
-from benchmarks.store.novelty import NoveltyGain
 from benchmarks.store.overlap import Overlap
-from benchmarks.store.sharing import SharingResult
-from benchmarks.store.throughput import Throughput
-from emblema.errors import EmblemaError
+from benchmarks.store.overlap import measure as measure_overlap
+from benchmarks.store.throughput import BAR_BYTES, BOUNDS, COLD, Throughput
+from benchmarks.store.throughput import measure as measure_throughput
+from benchmarks.table import Bar, Cell, Plot, Table, table_markdown
 from emblema.models.load import load_model
 
-PARTS = ("throughput", "overlap", "index", "hits", "novelty", "sharing", "compression")
-MODEL_PARTS = {"overlap", "novelty", "sharing", "compression"}
+PARTS = ("throughput", "overlap")
 MIB = 2**20
+COLD_SHARE = 0.01
+"""Of a file in the page cache, from which on a read is not called cold."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreExtent:
-    """How much is measured.
-
-    Attributes:
-        sizes: bytes of KV in the files that are written and read.
-        rounds: interleaved rounds of reading and writing, and of linked prompts.
-        pictures: pictures of a linked prompt, and pixels along their sides.
-        larger: the same of the larger random model; no pictures leave it out.
-        larger_rounds: rounds of its linked prompts.
-        entries: sizes of the index.
-        lookups: look-ups timed at each size.
-        catalogue: distinct chunks of the Zipf trace.
-        requests: requests of the Zipf trace.
-        marks: after how many new queries the gain is measured.
-        contexts: contexts that share one set of chunks.
-        episodes: fresh episodes of the comparison of compressions.
-    """
+    """How much is measured: bytes of KV in files, rounds, and pictures of linked prompts with their pixels."""
 
     sizes: tuple[int, ...] = (16 * MIB, 64 * MIB, 256 * MIB)
     rounds: int = 9
     pictures: tuple[int, int] = (6, 224)
     larger: tuple[int, int] = (4, 448)
-    larger_rounds: int = 7
-    entries: tuple[int, ...] = (10_000, 100_000, 1_000_000)
-    lookups: int = 20_000
-    catalogue: int = 400
-    requests: int = 2000
-    marks: tuple[int, ...] = (1, 100, 1000)
-    contexts: int = 40
-    episodes: int = 30
 
 
 FULL = StoreExtent()
-QUICK = StoreExtent(
-    sizes=(MIB, 4 * MIB),
-    rounds=3,
-    pictures=(3, 112),
-    larger=(0, 0),
-    larger_rounds=0,
-    entries=(1000, 4000),
-    lookups=1000,
-    catalogue=60,
-    requests=120,
-    marks=(1, 5, 45),
-    contexts=4,
-    episodes=2,
-)
+QUICK = StoreExtent((MIB, 4 * MIB), 3, (3, 112), (0, 0))
 """A little of everything."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoreResult:
-    """What was measured; None or nothing for what was left out.
-
-    Attributes:
-        seed: of everything random.
-        model: name of the model that the prompts ran on.
-        file_system: type of the file system that files were written to, where the system says it.
-        load: the machine's load average over a minute, before and after: what else it was doing, this run included.
-    """
-
-    seed: int
-    model: str
-    file_system: str
-    load: tuple[float, float]
-    throughput: tuple[Throughput, ...] = ()
-    overlap: tuple[Overlap, ...] = ()
-    index: tuple[IndexTimes, ...] = ()
-    hits: tuple[HitRatio, ...] = ()
-    novelty: tuple[NoveltyGain, ...] = ()
-    sharing: SharingResult | None = None
-    compression: CompressionResult | None = None
-
-
-def run(
-    extent: StoreExtent,
-    seed: int,
-    screen: Console,
-    *,
-    model: str = "reference",
-    parts: Collection[str] = PARTS,
-    folder: Path | None = None,
-) -> StoreResult:
-    """Measure, with one thread of torch; the store's own threads read and write as they always do.
-
-    Args:
-        extent: how much.
-        seed: of everything random.
-        screen: where progress is shown.
-        model: of the linked prompts; one with the bundled model's vocabulary.
-        parts: what to measure, of `PARTS`.
-        folder: where files are written, on the disk in question; the system's folder for temporary files by default.
-
-    Raises:
-        EmblemaError: a part is unknown, the model cannot be loaded, or the folder cannot be written.
-    """
-    if unknown := set(parts) - set(PARTS):
-        raise EmblemaError(f"unknown part {sorted(unknown)[0]!r}: choose of {', '.join(PARTS)}")
-    before, threads = _load(), torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with tempfile.TemporaryDirectory(prefix="emblema-bench-", dir=folder) as place:
-            found = _run(extent, seed, screen, model, parts, Path(place))
-            return StoreResult(seed, Path(model).name, file_system(Path(place)), (before, _load()), **found)
-    except OSError as error:
-        raise EmblemaError(f"{error.filename or folder}: the store could not be measured there ({error})") from error
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _run(
-    extent: StoreExtent, seed: int, screen: Console, name: str, parts: Collection[str], place: Path
+def measure_store(
+    extent: StoreExtent, seed: int, model: str, parts: Collection[str], folder: Path | None = None
 ) -> dict[str, Any]:
-    model, processor = load_model(name) if MODEL_PARTS & set(parts) else (None, None)
-
-    def overlaps() -> tuple[Overlap, ...]:
-        count, side = extent.pictures
-        own = overlap.measure(place, Path(name).name, model, processor, [side] * count, extent.rounds, seed, screen)
-        count, side = extent.larger
-        if not count:
-            return (own,)
-        label, rounds = "larger random model", extent.larger_rounds
-        return (own, overlap.measure(place, label, *larger_model(seed), [side] * count, rounds, seed, screen))
-
-    measures: dict[str, Callable[[], Any]] = {
-        "throughput": lambda: throughput.measure(place, extent.sizes, extent.rounds, seed, screen),
-        "index": lambda: index.measure(place, extent.entries, extent.lookups, seed, screen),
-        "overlap": overlaps,
-        "hits": lambda: hits.measure(place, extent.catalogue, extent.requests, seed, screen),
-        "novelty": lambda: novelty.measure(place, model, processor, extent.marks, seed, screen),
-        "sharing": lambda: sharing.measure(model, processor, extent.contexts, seed, screen),
-        "compression": lambda: compression.measure(model, processor, extent.episodes, seed, screen),
-    }
-    return {part: measure() for part, measure in measures.items() if part in parts}
+    """Return the figures of files in a folder, and of linked prompts on a model and on a larger random one."""
+    before, found = os.getloadavg()[0], {name: list[Any]() for name in PARTS}
+    with tempfile.TemporaryDirectory(prefix="emblema-bench-", dir=folder) as name:
+        place, random = Path(name), np.random.default_rng([seed, 1])
+        for size in extent.sizes if "throughput" in parts else ():
+            found["throughput"] += measure_throughput(place, size, extent.rounds, random)
+        for count, side in (extent.pictures, extent.larger) if "overlap" in parts else ():
+            if count:
+                own = (count, side) == extent.pictures
+                label, made = (Path(model).name, load_model(model)) if own else ("random", larger_model(seed))
+                found["overlap"] += measure_overlap(place, label, *made, [side] * count, extent.rounds, seed)
+    rows = {name: rounded([asdict(row) for row in own]) for name, own in found.items()}
+    return {"seed": seed, "load": [before, os.getloadavg()[0]], **rows}
 
 
-def file_system(folder: Path) -> str:
-    """Return the type of the file system that a folder is on; `unknown` where there is no /proc/mounts."""
-    mounts = Path("/proc/mounts")
-    if not mounts.is_file():
-        return "unknown"
-    fields = [line.split() for line in mounts.read_text(encoding="utf-8").splitlines()]
-    above = {str(parent) for parent in (folder.resolve(), *folder.resolve().parents)}
-    held = [(len(field[1]), field[2]) for field in fields if field[1] in above]
-    return max(held, default=(0, "unknown"))[1]
+def write_store_page(figures: Mapping[str, Any], folder: Path) -> tuple[Path, tuple[Bar, ...]]:
+    """Make the tables of `store.md` in a folder, and its pictures; returns the page's path, and the bars."""
+    saved = [Throughput(**row) for row in figures["throughput"]]
+    linked = [Overlap(**row) for row in figures["overlap"]]
+    tables = {"throughput": throughput_table(saved), "overlap": overlap_table(linked)}
+    for table in tables.values():
+        draw_table(table, "store", folder)
+    blocks = {name: table_markdown(table) for name, table in tables.items()}
+    first, last = figures["load"]
+    on = measured_on(figures["environment"])
+    command = f"`python -m benchmarks store --seed {figures['seed']}`"
+    blocks["run"] = f"{command} on {on}; load average {first:.1f} to {last:.1f}."
+    return write_blocks(folder / "store.md", "The store, measured", blocks), tables["throughput"].bars
 
 
-def _load() -> float:
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+def throughput_table(found: Collection[Throughput]) -> Table:
+    """Return rates and ratios by file and operation, with the bars of large files."""
+    rows: list[tuple[Cell, ...]] = []
+    bars = []
+    for row in found:
+        size, bound = f"{row.bytes / 1e6:.0f} MB", BOUNDS.get(row.operation)
+        known = row.operation != COLD or row.cold < COLD_SHARE
+        held = None
+        if bound is not None and known and row.bytes >= BAR_BYTES:
+            bars.append(Bar(f"verified load over plain read, {row.operation}, {size}", row.ratio, bound))
+            held = f"≥ {bound:g}" + ("" if bars[-1].holds else " **missed**")
+        rows.append((size, row.operation, row.plain, row.store, Interval(row.ratio, row.low, row.high), held))
+    columns = ("file", "read", "plain GB/s", "store GB/s", "ratio", "bound")
+    plots = (Plot("file", "ratio", "read", bars=True),)
+    return Table("throughput", "Verified loads over plain reads", "", columns, tuple(rows), plots, tuple(bars))
+
+
+def overlap_table(found: Collection[Overlap]) -> Table:
+    """Return the time to first token by where the KV is."""
+    rows: list[tuple[Cell, ...]] = []
+    for row in found:
+        hidden = None if row.hidden is None else Interval(row.hidden, row.low or 0.0, row.high or 0.0)
+        rows.append((f"{row.model}, {row.parameters / 1e6:.1f} M", row.kv, row.ms, row.ratio, hidden))
+    columns = ("model", "KV", "TTFT ms", "over memory", "hidden share of the load")
+    plots = (Plot("KV", "over memory", bars=True, split="model"),)
+    return Table("overlap", "First tokens by where the KV is", "", columns, tuple(rows), plots)

@@ -15,8 +15,8 @@ import signal
 # Comes with Ray.
 import psutil
 
-from benchmarks.place.real import body_of, running, upload
 from emblema.scale.request_media import SESSION_HEADER
+from tests.scale.replicas import body_of, running, upload
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 from openai import OpenAI
 
-from benchmarks.vllm.server import free_port
+from benchmarks.load.servers import free_port
 from tests.attached import attached
 from tests.vllm.cells import Cell
 

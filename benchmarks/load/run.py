@@ -1,0 +1,188 @@
+"""The one runner: a server starts, arms take turns, and what clients see of them is measured.
+
+In a stage one request comes after another: each goes to every arm, another one first each time, so that a busy machine
+slows all of them alike. At rates, requests arrive by a Poisson process, and the arms take turns at each rate.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+
+from benchmarks.load.bars import rate_bars, stage_bars
+from benchmarks.load.engine_arm import EngineArm
+from benchmarks.load.figures import LoadFigures, RateFigures, RunNote, rate_figures, stage_figures
+from benchmarks.load.requests import LoadRequest, Traffic, traffic_of
+from benchmarks.load.server_arm import ServerArm
+from benchmarks.load.servers import random_model, serving, without_cache
+from benchmarks.load.stages import AUTO, ENGINE, FIRST, FULL, PLAIN, SERVE, LoadAnswer, LoadStage, methods_of
+from benchmarks.window.arms import counted_rows
+from emblema.engine.engine import Engine
+from emblema.errors import PromptError
+from emblema.eval.figures import environment
+from emblema.eval.progress import steps
+
+WARM_UP = 2
+"""Requests that are answered before, by arms of the embedded engine that are thrown away."""
+RISE = 1.1
+"""An arm is sent no higher rate once its answers a second are fewer than so many times the most before."""
+TOKENS = 8
+"""Tokens of an answer at rates, at the most."""
+
+
+@dataclass(slots=True)
+class LoadBench:
+    """Measures stages, one after another and at rates.
+
+    Attributes:
+        load: loads the model for the embedded engine.
+        command: how the figures are asked for, without the places that they are written to.
+        shape, dtype: of the random model whose first token is timed inside vLLM and SGLang.
+    """
+
+    model: str
+    load: Callable[[], Engine]
+    command: str
+    seed: int
+    screen: Console
+    shape: str = "137m"
+    dtype: str = "float32"
+
+    def measure(self, engine: str, stage: LoadStage, names: Sequence[str], rates: Sequence[float] = ()) -> LoadFigures:
+        """Measure a stage on an engine, with what is to be said of the run.
+
+        Args:
+            names: strategies; the engine's own if there are none.
+            rates: requests a second, 0 for one after another, infinity for all at once; none for a stage in turns.
+
+        Raises:
+            EmblemaError: a server did not start, or did not answer.
+        """
+        if rates and engine == ENGINE:
+            raise PromptError("rates are of servers: name one of them with --engines")
+        names, before = names or methods_of(engine, stage.name), os.getloadavg()[0]
+        found = self.rates(engine, stage, rates, names) if rates else self.stage(engine, stage, names)
+        where, load = environment(), f"{before:.1f} to {os.getloadavg()[0]:.1f}"
+        device = f"{where['device']}, {where['cores']} cores, {where['threads']} thread, torch {where['torch']}"
+        model = f"random, {self.shape}, {self.dtype}" if stage.name == FIRST else self.model
+        part = "rates" if rates else "stages"
+        found.runs = [RunNote(part, engine, stage.name, model, self.command, device, where["date"], load)]
+        return found
+
+    def stage(self, engine: str, stage: LoadStage, names: Sequence[str]) -> LoadFigures:
+        """Measure one stage; times are compared with the first strategy's, or with a server's without the plugin."""
+        traffic = traffic_of(stage.shape, self.seed)
+        if engine == ENGINE:
+            answers = self._embedded(stage, traffic, names)
+        else:
+            with self.arms(engine, stage, traffic, names) as arms:
+                if stage.name == FIRST:
+                    # What is known is stored after the first prompt that shows it.
+                    self.in_turns(arms, traffic.requests[:2], "first")
+                answers = self.in_turns(arms, traffic.requests, stage.name)
+        whole, parts = stage_figures(engine, stage.name, traffic, answers)
+        found = LoadFigures(stages=whole, stretches=parts)
+        if engine == ENGINE and AUTO in answers and FULL in answers:
+            auto = next(row for row in whole if row.method == AUTO)
+            found.bars = list(stage_bars(stage, auto, parts, traffic, answers))
+        return found
+
+    def rates(self, engine: str, stage: LoadStage, rates: Sequence[float], names: Sequence[str]) -> LoadFigures:
+        """Measure every arm of a server at rates that rise until its answers a second do not.
+
+        Every rate has requests of its own. The first arm's answers to them, one after another, are what the others' are
+        compared with.
+        """
+        traffic = traffic_of(stage.shape, self.seed)
+        share = len(traffic.requests) // len(rates)
+        rows: list[RateFigures] = []
+        with self.arms(engine, stage, traffic, names) as arms:
+            most, left = dict.fromkeys([arm.name for arm in arms], 0.0), list(arms)
+            for place, rate in enumerate(sorted(rates)):
+                requests = traffic.requests[place * share : (place + 1) * share]
+                plain = [answer.text for answer in send_at_rate(arms[0], requests, 0, self.seed)[0]]
+                first = place % max(1, len(left))
+                for arm in (*left[first:], *left[:first]):
+                    arm.settle()
+                    spent = arm.processor()
+                    answers, seconds = send_at_rate(arm, requests, rate, self.seed + place)
+                    both = seconds, arm.processor() - spent
+                    row = rate_figures(engine, stage.name, arm.name, rate, requests, answers, both, plain)
+                    rows.append(row)
+                    self.screen.print(f"{engine}, {stage.name}, {arm.name} at {rate:g}: {row.answers_s:.1f} a second")
+                    if rate and row.answers_s < RISE * most[arm.name]:
+                        left.remove(arm)
+                    most[arm.name] = max(most[arm.name], row.answers_s if rate else 0.0)
+        return LoadFigures(rates=rows, bars=list(rate_bars(rows)))
+
+    def in_turns(
+        self, arms: Sequence[EngineArm] | Sequence[ServerArm], requests: Sequence[LoadRequest], title: str
+    ) -> dict[str, list[LoadAnswer]]:
+        """Return what every arm answers to every request with one token, another arm first each time."""
+        found: dict[str, list[LoadAnswer]] = {arm.name: [] for arm in arms}
+        with steps(self.screen, f"{title}: {len(requests)} requests", len(requests)) as advance:
+            for index, request in enumerate(requests):
+                first = index % len(arms)
+                for arm in (*arms[first:], *arms[:first]):
+                    found[arm.name].append(arm.ask(request, 1))
+                    arm.settle()
+                advance()
+        return found
+
+    @contextmanager
+    def arms(
+        self, engine: str, stage: LoadStage, traffic: Traffic, names: Sequence[str]
+    ) -> Iterator[list[ServerArm]]:
+        """Run an engine's server with the plugin, and one without where there is one; yield the arms, a tenant each."""
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="emblema-load-")))
+            model, more = self.model, list[str]()
+            if stage.name == FIRST:
+                model = str(random_model(folder / self.shape, self.shape))
+                more = ["--dtype", self.dtype, "--load-format", "dummy", *without_cache(engine)]
+            server = stack.enter_context(serving(engine, model, folder, more))
+            arms = [ServerArm(name, server, traffic) for name in names]
+            if engine != SERVE:
+                plain = stack.enter_context(serving(engine, model, folder, more, plugin=False))
+                arms.insert(0, ServerArm(PLAIN, plain, traffic))
+            yield arms
+
+    def _embedded(self, stage: LoadStage, traffic: Traffic, names: Sequence[str]) -> Mapping[str, list[LoadAnswer]]:
+        engine = self.load()
+        with counted_rows(engine.adapter) as counter, ExitStack() as stack:
+            for name in names:
+                with EngineArm(name, engine, traffic, counter) as thrown:
+                    for request in traffic.requests[:WARM_UP]:
+                        thrown.ask(request, 1)
+            arms = [stack.enter_context(EngineArm(name, engine, traffic, counter)) for name in names]
+            return self.in_turns(arms, traffic.requests, stage.name)
+
+
+def send_at_rate(
+    arm: ServerArm, requests: Sequence[LoadRequest], rate: float, seed: int
+) -> tuple[list[LoadAnswer], float]:
+    """Send requests at the moments of a Poisson process, or one after another; return the answers, and all seconds."""
+    bodies = [arm.body(request, TOKENS) for request in requests]
+    began = time.perf_counter()
+    if not rate:
+        return [arm.send(body, time.perf_counter()) for body in bodies], time.perf_counter() - began
+    gaps, moments, now = random.Random(seed), list[float](), began
+    for _ in bodies:
+        moments.append(now)
+        now += gaps.expovariate(rate)
+
+    def send(number: int) -> LoadAnswer:
+        time.sleep(max(0.0, moments[number] - time.perf_counter()))
+        return arm.send(bodies[number], moments[number])
+
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        answers = list(pool.map(send, range(len(bodies))))
+    return answers, time.perf_counter() - began
+

@@ -1,0 +1,158 @@
+"""A server as an arm: a tenant with a key of its own, asked over HTTP by requests whose answers are streamed."""
+
+import base64
+import http.client
+import io
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from PIL import Image
+
+from benchmarks.load.requests import LoadRequest, Picture, Piece, Traffic
+from benchmarks.load.servers import LoadServer, processor_seconds, settle
+from benchmarks.load.stages import PLAIN, SERVE, SGLANG, LoadAnswer
+from emblema.errors import EmblemaError, PromptError
+
+PATIENCE = 120.0
+"""Seconds that uploads may take until they are prefilled."""
+SHOWN_TOGETHER = 8
+"""Pages in a prompt that shows them for the first time."""
+
+
+def picture_bytes(picture: Image.Image) -> bytes:
+    """Return a picture as PNG."""
+    buffer = io.BytesIO()
+    picture.convert("RGB").save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def content_of(parts: Sequence[str | Image.Image]) -> list[dict[str, Any]]:
+    """Return a user's message in OpenAI's form, pictures as data addresses."""
+    found: list[dict[str, Any]] = []
+    for part in parts:
+        if isinstance(part, str):
+            found.append({"type": "text", "text": part})
+        else:
+            address = f"data:image/png;base64,{base64.b64encode(picture_bytes(part)).decode()}"
+            found.append({"type": "image_url", "image_url": {"url": address}})
+    return found
+
+
+class ServerArm:
+    """Answers requests by one strategy as one tenant, or `plain`.
+
+    Pages that are not sent with prompts `emblema serve` is given before. Other servers are shown them, and they are
+    sent with every prompt.
+    """
+
+    def __init__(self, name: str, server: LoadServer, traffic: Traffic) -> None:
+        self.name, self.server, self.traffic = name, server, traffic
+        self.key = server.keys.add(name) if server.keys is not None else ""
+        self._parts: dict[int, dict[str, Any]] = {}
+        if traffic.inline:
+            return
+        if any(not isinstance(piece, str) and piece.slid for request in traffic.requests for piece in request.pieces):
+            raise PromptError("no server takes slid pages: measure `rag-slid` on the engine")
+        if server.engine == SERVE:
+            self._upload()
+        elif name != PLAIN:
+            self._show()
+
+    def ask(self, request: LoadRequest, tokens: int) -> LoadAnswer:
+        """Answer; what is left to do after it is waited for."""
+        body, spent = self.body(request, tokens), self.processor()
+        answer = self.send(body, time.perf_counter())
+        return replace(answer, processor=self.processor() - spent)
+
+    def settle(self) -> None:
+        """Wait until the server has nothing to do."""
+        settle(self.server.address)
+
+    def processor(self) -> float:
+        """Return the processor seconds of the server's processes."""
+        return processor_seconds(urlsplit(self.server.address).port)
+
+    def body(self, request: LoadRequest, tokens: int) -> bytes:
+        """Return what is sent: a request for a stream, greedy."""
+        content = [self._part(piece) for piece in request.pieces]
+        body = {
+            "model": self.server.model, "max_tokens": tokens, "temperature": 0, "stream": True,
+            "stream_options": {"include_usage": True}, "messages": [{"role": "user", "content": content}],
+        }  # fmt: skip
+        return json.dumps(body if self.name == PLAIN else {**body, "strategy": self.name}).encode()
+
+    def send(self, body: bytes, arrival: float) -> LoadAnswer:
+        """Send what `body` gives, and read the stream; times count from its arrival, by `time.perf_counter`."""
+        text, first, usage = "", None, dict[str, Any]()
+        with self._replied("POST", "/v1/chat/completions", body) as reply:
+            for line in reply:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line[6:])
+                if "error" in event:
+                    raise EmblemaError(f"{self.server.address} ended a stream: {event['error']['message']}")
+                usage = event.get("usage") or usage
+                fresh = event["choices"][0]["delta"].get("content") if event["choices"] else ""
+                if fresh and first is None:
+                    first = time.perf_counter()
+                text += fresh or ""
+        now, prompt = time.perf_counter(), int(usage["prompt_tokens"])
+        cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+        # SGLang reports linked rows in no stream.
+        computed = None if self.server.engine == SGLANG and self.name != PLAIN else prompt - cached
+        tokens = int(usage["completion_tokens"])
+        return LoadAnswer(text, (first or now) - arrival, now - arrival, prompt, computed, tokens)
+
+    def _part(self, piece: Piece) -> dict[str, Any]:
+        if isinstance(piece, str):
+            return {"type": "text", "text": piece}
+        if piece.page not in self._parts:
+            self._parts[piece.page] = content_of([self.traffic.pages[piece.page].image()])[0]
+        return self._parts[piece.page]
+
+    def _upload(self) -> None:
+        for number, page in enumerate(self.traffic.pages):
+            head = f'--b\r\nContent-Disposition: form-data; name="file"; filename="{number}.png"\r\n\r\n'
+            form = head.encode() + picture_bytes(page.image()) + b"\r\n--b--\r\n"
+            id = self._sent("POST", "/v1/files", form, "multipart/form-data; boundary=b")["id"]
+            self._parts[number] = {"type": "file", "file": {"file_id": id}}
+        until = time.monotonic() + PATIENCE
+        while not all(file["status"] == "processed" for file in self._sent("GET", "/v1/files")["data"]):
+            if time.monotonic() > until:
+                raise EmblemaError(f"{self.server.address} has not prefilled its files in {PATIENCE:g} s")
+            time.sleep(0.2)
+
+    def _show(self) -> None:
+        """Show all pages once."""
+        numbers = range(len(self.traffic.pages))
+        for start in range(0, len(numbers), SHOWN_TOGETHER):
+            shown = tuple(map(Picture, numbers[start : start + SHOWN_TOGETHER]))
+            self.send(self.body(LoadRequest((*shown, "which land ?"), ""), 1), time.perf_counter())
+        self.settle()
+
+    def _sent(self, method: str, path: str, body: bytes | None = None, kind: str = "application/json") -> Any:
+        with self._replied(method, path, body, kind) as reply:
+            return json.loads(reply.read())
+
+    @contextmanager
+    def _replied(
+        self, method: str, path: str, body: bytes | None, kind: str = "application/json"
+    ) -> Iterator[http.client.HTTPResponse]:
+        place, address = urlsplit(self.server.address), self.server.address
+        head = {"Content-Type": kind} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
+        connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=600)
+        try:
+            connection.request(method, path, body, head)
+            reply = connection.getresponse()
+            if reply.status != 200:
+                raise EmblemaError(f"{address}{path} answered {reply.status}: {reply.read(400)!r}")
+            yield reply
+        except (OSError, http.client.HTTPException) as error:
+            raise EmblemaError(f"{address} broke off: {error}") from error
+        finally:
+            connection.close()

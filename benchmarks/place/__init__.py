@@ -1,1 +1,0 @@
-"""Which replica a request should go to: a simulator driven by traces, and real replicas beside it."""

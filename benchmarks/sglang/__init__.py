@@ -1,1 +1,0 @@
-"""What is measured of SGLang with the plugin."""

@@ -1,1 +1,0 @@
-"""Traffic: one request after another on pages that recur, or do not, and what every method computes for them."""
