@@ -1,11 +1,10 @@
 """Commands that measure answers against re-prefill, and the page of their results."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from benchmarks.cli.options import (
     DrawnSeed,
@@ -14,15 +13,11 @@ from benchmarks.cli.options import (
     Models,
     Report,
     Seed,
-    TaskItems,
     drawn_seed,
     model_loader,
 )
 from emblema.cli.options import Device, Model, Out, Plain
 from emblema.errors import EmblemaError
-
-if TYPE_CHECKING:
-    from benchmarks.table import Bar
 
 
 def reference(
@@ -91,61 +86,6 @@ def fidelity(
     screen.print(f"report: {report / 'report.md'}   figures: {place}", soft_wrap=True)
 
 
-def reuse(
-    model: Models = "reference,reference-mha,reference-mla,reference-deepstack",
-    items: TaskItems = 20,
-    strategies: Annotated[
-        str | None, typer.Option(help="Names with commas, measured beside those of the page.", show_default=False)
-    ] = None,
-    seed: DrawnSeed = None,
-    figures: Figures = None,
-    report: Report = Path("reuse"),
-    device: Device = None,
-    plain: Plain = False,
-) -> None:
-    """Hold reuse in any combination to its bars: query beside methods of twice the rows; a killed run goes on."""
-    from benchmarks.fidelity.reuse import ARMS, ReusePlan, bars, run, write_page
-    from benchmarks.report import comma_list, models_of, report_places
-    from emblema.cli.screen import console
-
-    screen = console(plain)
-    _, listing = report_places(report, figures, "reuse.json")
-    plan = ReusePlan(drawn_seed(seed), items, strategies=(*ARMS, *comma_list(strategies or "")))
-    found = run(models_of(model), plan, model_loader(device, screen), listing, screen)
-    _show_bars(screen, found, lambda name, setting: bars(found["rows"], name, setting))
-    screen.print(f"report: {write_page(listing)}   figures: {listing}", soft_wrap=True)
-
-
-def pairs(
-    model: Models = "reference,reference-mha,reference-mla,reference-deepstack",
-    items: TaskItems = 20,
-    many: Annotated[int, typer.Option(min=0, help="How many items of eight to thirteen pictures.")] = 4,
-    compared: Annotated[int, typer.Option(min=1, help="Items of each task that other methods are asked too.")] = 3,
-    libraries: Annotated[int, typer.Option(min=1, help="Libraries of 24 pages that are learnt.")] = 1,
-    learning: Annotated[str, typer.Option(help="Settings in which they are.")] = "slid,visible",
-    remark: Annotated[str, typer.Option(help="What the page says of the run.")] = "",
-    seed: DrawnSeed = None,
-    figures: Figures = None,
-    report: Report = Path("reuse"),
-    device: Device = None,
-    plain: Plain = False,
-) -> None:
-    """Hold the memory of pairs to its bars: complete, and while it learns; a killed run goes on."""
-    from benchmarks.fidelity.learning import LearningPlan
-    from benchmarks.fidelity.pairs import PairPlan, bars, run, write_page
-    from benchmarks.report import comma_list, models_of, report_places
-    from emblema.cli.screen import console
-
-    screen = console(plain)
-    _, listing = report_places(report, figures, "pairs.json")
-    drawn = drawn_seed(seed)
-    learnt = LearningPlan(drawn, libraries, settings=tuple(comma_list(learning)))
-    plan = PairPlan(drawn, items, many, compared, learnt, remark)
-    found = run(models_of(model), plan, model_loader(device, screen), listing, screen)
-    _show_bars(screen, found, lambda name, setting: bars(found, name, setting))
-    screen.print(f"report: {write_page(listing)}   figures: {listing}", soft_wrap=True)
-
-
 def long(
     items: Annotated[int, typer.Option(min=1, help="Fresh items, in both settings.")] = 100,
     controls: Annotated[int, typer.Option(min=0, help="Of so many of them a list of colours too.")] = 20,
@@ -196,7 +136,6 @@ def results(
     plain: Plain = False,
 ) -> None:
     """Write the page of results from committed figures, or check that it still holds."""
-    from benchmarks.fidelity import pairs, reuse
     from benchmarks.fidelity.results import check_page, sample, write_page
     from benchmarks.long import report as long_report
     from benchmarks.traffic.report import check_report, read_result, write_report
@@ -205,8 +144,6 @@ def results(
     screen = console(plain)
     traffic = sorted(figures.glob("traffic*/traffic.json"))
     pages: list[tuple[Path, Callable[[Path], Path], Callable[[Path], None]]] = [
-        (figures / "reuse" / "reuse.json", reuse.write_page, reuse.check_page),
-        (figures / "reuse" / "pairs.json", pairs.write_page, pairs.check_page),
         (figures / "long" / "long.json", long_report.write_page, long_report.check_page),
     ]
     there = [(listing, write, hold) for listing, write, hold in pages if listing.is_file()]
@@ -257,14 +194,3 @@ def deficit(
     measured.append(untrained)
     write_rows(rounded(data(measured)), listing)
     screen.print(f"report: {write(measured, folder)}   figures: {listing}", soft_wrap=True)
-
-
-def _show_bars(screen: Console, found: Mapping[str, Any], bars: "Callable[[str, str], Iterable[Bar]]") -> None:
-    """Print the bars of every model in both settings."""
-    from benchmarks.table import show_bars
-    from benchmarks.tasks.prompts import SETTINGS
-
-    for name in dict.fromkeys(row["model"] for row in found["rows"]):
-        for setting in SETTINGS:
-            screen.print(f"{name}, {setting}")
-            show_bars(screen, bars(name, setting))

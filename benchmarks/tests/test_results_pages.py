@@ -11,8 +11,6 @@ import pytest
 
 import benchmarks.report
 import benchmarks.store.report
-from benchmarks.fidelity.pairs import check_page as check_pairs
-from benchmarks.fidelity.reuse import check_page as check_reuse
 from benchmarks.intervals import Interval
 from benchmarks.long.report import check_page as check_long
 from benchmarks.recordfile import parsed
@@ -133,16 +131,6 @@ def test_stores(name: str, measured_there: Any, tmp_path: Path) -> None:
     assert page.read_text(encoding="utf-8") == (RESULTS / f"{name}.md").read_text(encoding="utf-8")
     for picture in tmp_path.glob("*.png"):
         assert (RESULTS / f"{name}.md").with_name(picture.name).is_file()
-
-
-def test_reuse() -> None:
-    check_reuse(RESULTS / "reuse" / "reuse.json")
-    without_pictures(RESULTS / "reuse" / "reuse.md")
-
-
-def test_pairs() -> None:
-    check_pairs(RESULTS / "reuse" / "pairs.json")
-    without_pictures(RESULTS / "reuse" / "pairs.md")
 
 
 def test_long() -> None:
