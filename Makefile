@@ -15,7 +15,7 @@ BESIDE := .venv-sglang
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environments servers browser demo test test-device test-benchmarks test-scale test-slow test-519 test-vllm test-vllm-ray test-sglang test-vllm-matrix test-nightly nightly fuzz fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short gpu results-check reference docs lint format types imports check clean
+.PHONY: help setup environments servers browser demo test test-device test-benchmarks test-scale test-slow test-519 test-vllm test-vllm-ray test-sglang test-vllm-matrix test-nightly nightly fuzz fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short gpu load results-check reference docs lint format types imports check clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -152,21 +152,22 @@ wheel-test: $(VENV)/installed-dev  ## Build the wheel and run its demo outside t
 	$(PYTEST) -m slow tests/e2e/test_wheel.py
 
 crash-test: $(VENV)/installed-dev  ## Kill a writing process 200 times and look at the store: report in build
+	mkdir -p build
 	$(BIN)/python -m tests.store.disk.crash --rounds 200 --json build/crash.json
 
 SOAK = $(BIN)/python -m benchmarks soak --plain
 soak: $(VENV)/installed-dev  ## Ask a stream of 100,000 frames all the way and kill it twice
-	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(SOAK) --report build/soak
+	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(SOAK)
 
 soak-short: $(VENV)/installed-dev  ## About two minutes of the soak, held to the same
-	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(SOAK) --minutes 2 --report build/soak-short
+	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(SOAK) --minutes 2
 
 SOAK_SERVE = OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks soak-serve --plain
 soak-serve: $(VENV)/installed-dev  ## Load a server with all that clients do for 30 minutes
-	$(SOAK_SERVE) --report build/soak-serve
+	$(SOAK_SERVE)
 
 soak-serve-short: $(VENV)/installed-dev  ## Two minutes of that, held to the same
-	$(SOAK_SERVE) --minutes 2 --report build/soak-serve-short
+	$(SOAK_SERVE) --minutes 2
 
 FUZZ_SECONDS ?= 120
 FUZZ_SEED ?= 0
@@ -174,9 +175,13 @@ fuzz: $(VENV)/installed-dev  ## Fuzz the file format, the index, request bodies 
 	$(BIN)/python $(PIP) --editable ".[fuzz]"
 	OMP_NUM_THREADS=1 PYTHONPATH=src:. $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
+TRAFFIC_SEED ?= 715601984
 GPU_SHAPE ?= qwen2.5-vl-7b
 gpu: $(VENV)/installed-dev  ## Half an hour on a GPU, with a torch that knows it (TORCH=torch): report in build/gpu, resumes
 	$(BIN)/python -m benchmarks gpu --shape $(GPU_SHAPE) --report build/gpu --plain
+
+load: $(VENV)/installed-dev  ## Send requests on pages that recur or do not to each server that is installed: report in build/load
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks load --seed $(TRAFFIC_SEED) --report build/load --plain
 
 results-check: $(VENV)/installed-dev  ## Hold docs/results.md to its files, and these to a small sample measured again
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m benchmarks results --check --items 2 --plain
