@@ -23,6 +23,7 @@ def test_ranks() -> None:
             ranks_of(wrong)
 
 
+@pytest.mark.slow
 def test_check_writes_its_report_and_plot(run: Command, tmp_path: Path) -> None:
     options = ["--ranks", "2,8", "--orders", "1", "--answer-tokens", "2", "--out", str(tmp_path)]
     done = run("check", MODEL, *options)

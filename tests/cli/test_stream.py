@@ -30,6 +30,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_walk(tmp_path_factory.mktemp("walk"))
 
 
+@pytest.mark.slow
 def test_questions_given_a_strip_and_going_on(run: Command, walk: Path, tmp_path: Path) -> None:
     strip, store = tmp_path / "strip.png", tmp_path / "kept"
     asked = ("--ask-at", "0:30:in which land are we now ?", "--ask", "in which land was the moon ?")

@@ -108,6 +108,7 @@ def options(clip: Path, **changes: object) -> WatchOptions:
     return WatchOptions(**{**given, **changes})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
     write_video(tmp_path / "clip.mp4")
     FrameRecorder(tmp_path / "frames").add(5.0, Image.new("RGB", (32, 32)))

@@ -331,6 +331,7 @@ def test_a_token_without_text_loses_no_space(reference: Engine) -> None:
     assert given == tokenizer.decode(ids, skip_special_tokens=True) == "the tent is red"
 
 
+@pytest.mark.slow
 def test_a_file_that_is_slow_to_decode_holds_nobody_up() -> None:
     """It is decoded beside the model's thread: what others ask of the engine meanwhile is done."""
     limits = MediaLimits(jpeg_scans=3000, picture_seconds=3)

@@ -39,6 +39,7 @@ def engine(reference: Engine) -> Engine:
     return reference.on(Store())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["auto", "prefix", "full", "blind", "patch-25%", "cacheblend-15", "mpic-32"])
 def test_answers_leave_nothing(engine: Engine, episode: Episode, before: int, strategy: str) -> None:
     parts = [page.image() for page in episode.pages]

@@ -139,6 +139,7 @@ class RowsBetweenTokens:
         del self._adapter.encode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [

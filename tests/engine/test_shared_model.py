@@ -34,6 +34,7 @@ def sums(model: nn.Module) -> dict[str, float]:
     return {name: float(tensor.double().abs().sum()) for name, tensor in model.state_dict().items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "requests"),
     [
@@ -59,6 +60,7 @@ def test_hundreds_of_mixed_requests_leave_the_model_as_it_was(name: str, request
     assert sums(item.model) == weights
 
 
+@pytest.mark.slow
 def test_two_engines_on_one_model_from_two_threads() -> None:
     item = loaded("qwen2_5_vl")
     engines = [Engine(item.model, item.bundle, salt=salt) for salt in (b"one", b"two")]

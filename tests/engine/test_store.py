@@ -46,6 +46,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "kept"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["full", "blind", "patch-25%"])
 def test_after_a_restart_nothing_is_made_again(
     reference: Engine, episode: Episode, folder: Path, strategy: str
@@ -66,6 +67,7 @@ ALIKE = ("patch-16-deep", "mpic-8", "epic-4", "vlcache-10", "sink", "reprefill-s
 """They keep what others keep as well, or nothing but chunks; slow."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -92,6 +94,7 @@ def damage(path: Path, where: float) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [0.0, 0.02, 0.3, 0.6, 0.999])
 def test_a_damaged_piece_is_made_again_and_counted(
     reference: Engine, episode: Episode, folder: Path, where: float
@@ -144,6 +147,7 @@ def test_a_piece_that_goes_while_its_handle_is_held_is_made_again(
         assert after.usage.recaptured_tokens == sum(page.tokens for page in pages)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["heads", "width", "layers", "hidden", "axes"])
 def test_a_piece_that_verifies_and_is_none_of_the_models_is_made_again(
     reference: Engine, episode: Episode, folder: Path, wrong: str

@@ -36,6 +36,7 @@ def test_a_segment_is_bound_to_its_time_only_if_it_says_it(name: str, distinct: 
     assert len({chunk.id for chunk in clip}) == distinct
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VIDEO)
 def test_segments_link_like_pictures(name: str, still: Path) -> None:
     own = Engine(engine(name).adapter.model, engine(name).processor)

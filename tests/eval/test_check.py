@@ -90,6 +90,7 @@ def test_one_picture_or_no_question_is_refused(engine: Engine, pictures: list[Ch
         measure(engine, pictures, [])
 
 
+@pytest.mark.slow
 def test_report_and_plot_are_written(engine: Engine, result: CheckResult, tmp_path: Path) -> None:
     path = write_figures(report("reference", engine, result, ["a.png", "b.png"]), tmp_path / "check.json")
     found = json.loads(path.read_text())

@@ -120,6 +120,7 @@ def test_an_answer_of_prefix_that_differs_is_said_loudly(result: DemoResult) -> 
     assert not report(broken)["exact"]
 
 
+@pytest.mark.slow
 def test_the_picture_is_drawn(result: DemoResult, tmp_path: Path) -> None:
     with Image.open(draw(result, tmp_path / "deep" / "demo.png")) as picture:
         assert min(picture.size) > 600

@@ -5,6 +5,7 @@ import pytest
 from tests.fuzz.targets import FOUND, MODULES, inputs_of, target_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_inputs_that_are_known_pass(name: str) -> None:
     inputs = [b"", *inputs_of(name)]

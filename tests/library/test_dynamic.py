@@ -244,6 +244,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_snapshot_of_another_process_holds_until_that_ends(tmp_path: Path) -> None:
     hotels = Hotels(tmp_path)
     hotels.admin.put("ritz", photo(1))

@@ -130,6 +130,7 @@ def chunks_alone(name: str, setting: str) -> Prompt:
     return prompt_of(name, [ChunkPart(first), ChunkPart(second), ChunkPart(third)])
 
 
+@pytest.mark.slow
 @families
 @settings
 def test_all_rows_computed_again_are_re_prefills(name: str, setting: str) -> None:

@@ -53,6 +53,7 @@ STRATEGIES = (
 )
 
 
+@pytest.mark.slow
 @families
 @settings
 @pytest.mark.parametrize("strategy", LIMITS)
@@ -63,6 +64,7 @@ def test_the_limit_of_a_method_is_re_prefill(name: str, setting: str, strategy: 
     assert kv_error(name, outcome.linked, full(name, setting)) <= 1e-4
 
 
+@pytest.mark.slow
 @families
 def test_further_limits(name: str) -> None:
     for setting, strategies in (("visible", MORE_LIMITS), ("slid", MORE_LIMITS[:-1])):
@@ -75,6 +77,7 @@ def test_further_limits(name: str) -> None:
     assert largest_error(blind.logits, full(name, "visible").logits) > 1e-2
 
 
+@pytest.mark.slow
 @every_family
 @settings
 def test_what_was_planned_is_what_ran(name: str, setting: str) -> None:
@@ -84,6 +87,7 @@ def test_what_was_planned_is_what_ran(name: str, setting: str) -> None:
         assert_ran_as_planned(one.link(LinkRequest(prompt, strategy)), prompt, adapter)
 
 
+@pytest.mark.slow
 @every_family
 @settings
 def test_decoding_goes_on_after_each(name: str, setting: str) -> None:
@@ -104,6 +108,7 @@ def test_decoding_goes_on_after_each(name: str, setting: str) -> None:
         assert tokens(strategy) == expected, strategy
 
 
+@pytest.mark.slow
 @every_family
 def test_slid_rows_leave_and_every_method_has_the_same_exact_rows_in_front(name: str) -> None:
     prompt = prompt_for(name, "slid")
@@ -297,6 +302,7 @@ def test_a_basis_is_pooled_from_other_items(name: str) -> None:
     assert last is not None and not torch.allclose(last.values.right, held.layers[-1].values.right, atol=1e-2)  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @every_family
 def test_a_table_under_way_is_gone_on_with(name: str) -> None:
     """Rows in front stand already; each method answers for the rest, and at its limit as re-prefill does."""
@@ -319,6 +325,7 @@ def test_a_table_under_way_is_gone_on_with(name: str) -> None:
             assert largest_error(linked.logits, expected.logits) <= 1e-4, strategy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llava", "qwen3_vl", "kimi_k25"])
 def test_in_bfloat16_every_method_runs_and_the_limits_hold_to_rounding(name: str) -> None:
     case = CASES[name]

@@ -111,6 +111,7 @@ def test_where_there_are_two_places_nobody_waits_for_a_slow_picture(slow: bytes)
         thread.join()
 
 
+@pytest.mark.slow
 def test_long_media_and_lazy_frames_leave_the_places_of_pictures_free(clip: Callable[..., bytes]) -> None:
     streams = [sample_frames(clip(frames=30), 10) for _ in range(6)]
     assert [next(frames)[0] for frames in streams] == [0.0] * 6
@@ -149,6 +150,7 @@ def test_memory_is_limited() -> None:
     assert load_image(png(8, 8), tight).size == (8, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_process_that_dies_costs_one_picture(pool: DecoderPool, slow: bytes, ending: signal.Signals) -> None:
     assert size_of(pool, png(8, 8)) == (8, 8)
@@ -313,6 +315,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     ["command", "command of a folder", "script without a guard", "standard input", "module", "threads", "fork"],
@@ -341,6 +344,7 @@ def test_whatever_the_caller_is(how: str, tmp_path: Path) -> None:
     assert "(8, 8)" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["exit", "killed"])
 def test_processes_end_with_their_caller(ending: str, tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
@@ -353,6 +357,7 @@ def test_processes_end_with_their_caller(ending: str, tmp_path: Path) -> None:
     assert wait_until(lambda: not is_running(process))
 
 
+@pytest.mark.slow
 def test_a_process_that_decodes_ends_though_nobody_is_left_to_kill_it(pool: DecoderPool, slow: bytes) -> None:
     """The system's limit of processor time, with the killing taken away."""
     size_of(pool, png(8, 8))

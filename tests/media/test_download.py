@@ -230,6 +230,7 @@ def test_a_redirect_is_looked_up_and_checked_again(site: Site, monkeypatch: pyte
     assert asked == ["first.example", "second.example"]
 
 
+@pytest.mark.slow
 def test_an_address_that_does_not_answer_leaves_time_for_the_next(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("emblema.media.download.is_public", lambda address: True)
     named(monkeypatch, ["127.0.0.9", "127.0.0.1"])
@@ -358,6 +359,7 @@ def test_a_handshake_that_drips_is_cut_at_the_deadline() -> None:
         refused_in_time(f"https://127.0.0.1:{port}/")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [
@@ -374,6 +376,7 @@ def test_an_answer_that_drips_is_cut_at_the_deadline(answer: bytes) -> None:
         refused_in_time(f"http://127.0.0.1:{port}/")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secure", [False, True])
 def test_an_end_that_drips_is_cut_at_the_deadline(
     secure: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -451,6 +454,7 @@ def test_a_look_up_is_cut_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> No
     ended.set()
 
 
+@pytest.mark.slow
 def test_look_ups_that_do_not_end_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     blocked, asked = threading.Event(), []
 

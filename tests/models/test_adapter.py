@@ -178,6 +178,7 @@ def test_hidden_rows_are_as_good_as_absent() -> None:
     assert torch.allclose(hidden, absent, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_model_is_left_as_found(name: str) -> None:
     """Nothing in the tree changes, from before the adapter was made. The one exception is not ours: on the first call

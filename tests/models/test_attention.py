@@ -83,6 +83,7 @@ def fresh(adapter: Adapter, encoded: Any) -> tuple[KVTable, Any]:
     return adapter._alone(encoded, 0)
 
 
+@pytest.mark.slow
 @families
 def test_noted_weights_are_those_worked_out_by_hand(name: str) -> None:
     """On a picture alone: grouped heads, latent rows, sliding windows and rows that see each other both ways."""

@@ -62,6 +62,7 @@ def test_the_folder(name: str) -> None:
     assert 1.9e6 < sum(parameter.numel() for parameter in model.parameters()) < 2.5e6
 
 
+@pytest.mark.slow
 @bundled
 def test_the_family_and_its_check(name: str) -> None:
     one = engine(name)
@@ -100,6 +101,7 @@ def test_every_row_computed_is_the_stock_forward(name: str) -> None:
     assert float((prefill.logits - stock).abs().max()) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name != STREAM])
 @pytest.mark.parametrize("kind", ["colour", "land"])
 def test_questions_are_answered_with_words(name: str, kind: str) -> None:
@@ -107,6 +109,7 @@ def test_questions_are_answered_with_words(name: str, kind: str) -> None:
     assert right >= 0.9 * asked
 
 
+@pytest.mark.slow
 def test_questions_about_a_stream_are_answered() -> None:
     """Sixty-four frames a stream through the training forward, which is held to the stock one."""
     model, _ = load_model(STREAM)
@@ -114,6 +117,7 @@ def test_questions_about_a_stream_are_answered() -> None:
     assert figures["accuracy"] >= 0.85
 
 
+@pytest.mark.slow
 def test_features_added_after_the_first_layer_tell_lands_apart() -> None:
     """Deepstack: without them legends say nothing, and only colours can be answered."""
     model, processor = load_model(model_folder("reference-deepstack"))

@@ -95,6 +95,7 @@ def test_probabilities_are_told(client: OpenAI, pngs: list[bytes]) -> None:
     assert streamed == pytest.approx([token.logprob for token in told], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_many_clients_get_what_each_gets_alone(server: Running, pngs: list[bytes]) -> None:
     """Forty requests of sixteen clients, streamed and whole, short and long, with and without pictures."""
     client = server.client()

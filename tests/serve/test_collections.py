@@ -159,6 +159,7 @@ def test_names_lead_nowhere_else(shared: Shared) -> None:
         assert answer.status_code == 404, name
 
 
+@pytest.mark.slow
 def test_a_collection_outlives_the_server(tmp_path: Path, pngs: list[bytes]) -> None:
     with serving(tmp_path) as running, running.http() as http:
         file = running.client().files.create(file=("a.png", pngs[0]), purpose="user_data")

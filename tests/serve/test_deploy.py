@@ -50,6 +50,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are(server: Running, client: 
     assert counted - {re.sub(r"_bucket$", "", name) for name in names} == set()
 
 
+@pytest.mark.slow
 def test_lanes_that_clients_spell_do_not_grow_without_end(server: Running, client: OpenAI) -> None:
     for number in range(1, 100):
         client.chat.completions.create(

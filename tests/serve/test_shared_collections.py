@@ -51,6 +51,7 @@ def within(seconds: float, condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_what_one_writes_both_have(servers: tuple[Running, Running], pngs: list[bytes]) -> None:
     with servers[0].http() as ours, servers[1].http() as theirs:
         items = [*items_of(ours, pngs[:2]), {"name": "a text", "text": "the moon stands on the meadow ."}]
@@ -74,6 +75,7 @@ def test_what_one_writes_both_have(servers: tuple[Running, Running], pngs: list[
         within(SECONDS, lambda: ours.get("/v1/collections").json() == theirs.get("/v1/collections").json())
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_is_nobodys(servers: tuple[Running, Running], pngs: list[bytes]) -> None:
     with servers[0].http() as ours, servers[1].http() as theirs:
         broken = ours.post("/v1/files", files={"file": ("x.png", b"PK\x03\x04 a zip")}).json()["id"]

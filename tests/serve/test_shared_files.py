@@ -129,6 +129,7 @@ def test_a_quota_holds_to_one_file_whoever_uploads_at_once(opened: Open) -> None
     assert servers[3].add(own, b"more", "a", "user_data", None), "a key's own quota counts before the server's"
 
 
+@pytest.mark.slow
 def test_uploads_and_deletions_at_once_leave_no_file_without_bytes(opened: Open) -> None:
     servers = [opened(10**6) for _ in range(4)]
 
@@ -182,6 +183,7 @@ def test_a_file_that_is_deleted_and_sent_again_while_it_is_read_is_not_lost(
     assert refused.value.status == 404
 
 
+@pytest.mark.slow
 def test_a_time_to_live_is_honoured_by_all(opened: Open) -> None:
     gone = list[tuple[str, str, list[str]]]()
     first, second = opened(100), opened(100, forget=lambda *given: gone.append((given[0], given[1], list(given[2]))))

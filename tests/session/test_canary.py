@@ -149,6 +149,7 @@ def test_a_kind_that_shows_no_gap_comes_to_be_taken_bare(reference: Engine) -> N
     assert (lanes[-1] == "auto:bare") == line.open == (line.kl < 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "rows"), [(0.01, 0.05), (0.1, 0.05), (0.1, math.inf), (0.5, 1.0), (0.0, 1.0)])
 def test_the_share_and_the_rows_are_kept_to(reference: Engine, episode: Episode, share: float, rows: float) -> None:
     policy = replace(AT_ONCE, canary=share, canary_rows=rows)

@@ -63,6 +63,7 @@ def line_of(own: Engine, lane: Lane, kind: str = "image") -> LaneReport:
     return next(line for line in own.policy_runtime.lane_reports if (line.lane, line.kind) == (lane, kind))
 
 
+@pytest.mark.slow
 def test_survivors_that_break_the_bound_are_trusted_no_longer(reference: Engine) -> None:
     own = engine_on(reference)
     agent = Agent(own, trace_of(4, 40, changing=True))
@@ -133,6 +134,7 @@ def test_survivors_are_trusted_again_where_they_are_good(distrusting: Engine) ->
     assert counted.trial_rows < counted.trials * 120, "little more than what was new"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("share", "rows"), [(0.2, math.inf), pytest.param(1.0, 0.8, marks=pytest.mark.slow), (0.0, 1.0)]
 )

@@ -32,6 +32,7 @@ def sequence_of(prefill: Prefill, **knobs: object) -> tuple[DecodeStart, DecodeS
     return start, DecodeSequence(start, Sampler(Sampling.of(**knobs)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(CASES))
 def test_a_batch_gives_the_tokens_of_each_sequence_alone(name: str) -> None:
     adapter = engine(name).adapter

@@ -32,6 +32,7 @@ def kept_tokens(logits: torch.Tensor, temperature: float, top_p: float) -> tuple
     return shares.nonzero().squeeze(1).tolist(), shares
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.9, 1.0])
 @pytest.mark.parametrize("size", [5, 40, 2000])
 def test_tokens_are_drawn_by_their_shares(size: int, top_p: float) -> None:

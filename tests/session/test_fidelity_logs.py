@@ -145,6 +145,7 @@ def close_lane(folder: Path) -> None:
     measure(FidelityLogs(folder), *[BAD] * 6)
 
 
+@pytest.mark.slow
 def test_a_lane_that_another_process_closed_stays_closed(tmp_path: Path) -> None:
     logs = FidelityLogs(folder_of(tmp_path))
     measure(logs, GOOD, GOOD)

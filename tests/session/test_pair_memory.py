@@ -86,6 +86,7 @@ def test_what_was_learnt_restores_what_blind_rows_lack(small: tuple[Engine, list
     assert again.usage.margin is not None and blind.usage.patched_tokens == 0
 
 
+@pytest.mark.slow
 def test_it_gets_better_with_what_was_seen(reference: Engine, items: list[Episode]) -> None:
     """A small library, other pages in another order each time."""
     own = engine_on(reference)
@@ -166,6 +167,7 @@ def test_auto_serves_pairs_once_each_was_met_often_enough(small: tuple[Engine, l
     assert Lane.PAIR not in {decision.lane for decision in plan.decisions}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", ["chunk", "antecedent", "witness"])
 def test_pairs_go_with_all_that_they_may_hold_traces_of(
     gone: str, reference: Engine, items: list[Episode], tmp_path: Path

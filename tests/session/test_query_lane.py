@@ -167,6 +167,7 @@ def test_keep_computes_in_full_and_keeps_at_once(own: Engine, episode: Episode) 
     assert own.generate([*pages, OTHER], keep=True).usage.lane == "auto:patch"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("talks", [True, False], ids=["talks", "single questions"])
 def test_where_prompts_are_gone_on_from_a_new_one_is_computed_and_leaves_its_prefix(
     own: Engine, episode: Episode, talks: bool
@@ -247,6 +248,7 @@ KNOWN_WRONG = (
 """Seeds and questions about legends that have left: the study's only wrong answers among those that stood."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "question"), KNOWN_WRONG)
 def test_a_known_failure_an_answer_about_a_legend_that_has_left_may_stand_and_be_wrong(
     reference: Engine, seed: int, question: str

@@ -41,6 +41,7 @@ def dense(name: str) -> bool:
     return "moe" not in name and name != "kimi_k25"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(CASES))
 def test_replayed_steps_make_the_same_tokens(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Sequences come and go meanwhile, one passes 256 rows, and the table's memory moves."""

@@ -72,6 +72,7 @@ def test_servers_that_write_at_once_lose_no_measurement(server: RedisServer, pre
     assert stored["margins"] == alone.of(OWNER).to_json()["margins"]
 
 
+@pytest.mark.slow
 def test_without_the_server_each_goes_on_and_adds_later(tmp_path: Path) -> None:
     server = RedisServer(tmp_path, "--appendonly", "yes")
     try:

@@ -104,6 +104,7 @@ def until(condition, seconds=10.0):
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_another_stores_memory_and_disk_follow(make_feed, tmp_path):
     with opened(tmp_path / "a", make_feed()) as first, opened(tmp_path / "b", make_feed()) as second:
         for store in (first, second):

@@ -42,6 +42,7 @@ def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
+@pytest.mark.slow
 @settings(quick, max_examples=300)
 @given(corpus, st.data(), json_values)
 def test_any_forged_description_gives_the_piece_or_the_error(seed: int, draw: st.DataObject, value: Any) -> None:

@@ -37,6 +37,7 @@ def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     return all(torch.equal(*pair) for pair in zip(left, right, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -70,6 +71,7 @@ def test_a_budget_changes_no_bit(options: dict[str, Any], tmp_path: Path) -> Non
             assert not logs(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_second_save_writes_what_came_between(tmp_path: Path) -> None:
     frames = shown(NAME, FRAMES)
     with kept(tmp_path) as made, made.stream(**SMALL) as stream:
@@ -163,6 +165,7 @@ def test_rows_of_a_loaded_stream_are_read_once(prefetch: bool, tmp_path: Path) -
         log.write_bytes(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [0, 9, *(pytest.param(room, marks=pytest.mark.slow) for room in (1, 30, 1000))])
 def test_rows_that_were_read_keep_to_the_budget(room: int, tmp_path: Path) -> None:
     frames = shown(NAME, FRAMES + 24)
@@ -189,6 +192,7 @@ def test_rows_that_were_read_keep_to_the_budget(room: int, tmp_path: Path) -> No
             assert (most > 0) == (room > 0)
 
 
+@pytest.mark.slow
 def test_rows_that_questions_ask_for_stay_though_new_frames_fill_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def test_every_part_of_a_partition_fits(seed: int, count: int, bound: float) -> 
     assert all(len(part) == 1 or variance_of(vectors[part]) <= bound for part in parts)
 
 
+@pytest.mark.slow
 @given(SEEDS)
 def test_an_index_holds_what_was_put_and_not_removed(seed: int) -> None:
     random, summaries = numpy.random.default_rng(seed), Summaries(2, (1, 2), (1, 1), torch.device("cpu"))
@@ -236,6 +237,7 @@ def clusters_of(vectors: Tensor, width: int = 8) -> tuple[int, int]:
     return len(visual.clusters), len(level.clusters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.0, 0.01])
 def test_nearly_equal_states_are_few_clusters(noise: float) -> None:
     scene = states(1, 16, seed=3)

@@ -76,6 +76,7 @@ def test_posting_lists_have_the_other_frames(seed: int) -> None:
     postings.add([5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -115,6 +116,7 @@ def test_what_was_forgotten_leaves_no_trace(options: dict[str, Any], tmp_path: P
         assert held[0] == held[1] and not held[0] & set(range(start, stop))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, PACKED, CLUSTERS], ids=str)
 def test_a_stream_without_its_beginning_is_one_asked_about_the_rest(options: dict[str, Any], tmp_path: Path) -> None:
     frames = shown(NAME, FRAMES)
@@ -203,6 +205,7 @@ BOUNDS: list[tuple[dict[str, Any], Callable[[int], dict[str, Any]]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options, bound", BOUNDS)
 def test_what_is_too_old_goes(options: dict[str, Any], bound: Callable[[int], dict[str, Any]], tmp_path: Path) -> None:
     frames = shown(NAME, 30)

@@ -197,6 +197,7 @@ class SameSums(LoopKernels):
         return mass, super().visit(products, lengths, reach, counts, wanted)[1]
 
 
+@pytest.mark.slow
 @given(SEEDS, st.integers(1, 12), st.integers(60, 400), st.integers(1, 3), st.booleans(), st.booleans())
 def test_frames_are_the_same_to_the_last_tie_given_the_same_sums(
     seed: int, rows: int, frames: int, parts: int, coarse: bool, span: bool

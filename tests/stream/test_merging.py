@@ -138,6 +138,7 @@ def stream_of(
         return stream.prefill(QUESTION), stream.clusters, levels, stream.counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retrieval", ["frames", "clusters"])
 def test_an_endless_stream_has_few_clusters(retrieval: str) -> None:
     options: dict[str, Any] = {"retrieval": retrieval, "representatives": True}
@@ -149,6 +150,7 @@ def test_an_endless_stream_has_few_clusters(retrieval: str) -> None:
         stream_of(1, clusters=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("splitting", ["deferred", pytest.param("eager", marks=pytest.mark.slow)])
 def test_merging_changes_nothing_that_is_exact(splitting: str) -> None:
     options: dict[str, Any] = {"retrieval": "clusters", "splitting": splitting, "prefetch": False}

@@ -21,6 +21,7 @@ def answered(name: str, method: str, count: int = 27, **changes: Any) -> tuple[T
         return stream.prefill(QUESTION), stream.counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "kimi_k25_yarn"])
 @pytest.mark.parametrize(("retrieval", "splitting"), [("frames", "deferred"), ("clusters", "eager")])
 def test_retrieving_everything_is_full_attention(name: str, retrieval: str, splitting: str) -> None:
@@ -32,6 +33,7 @@ def test_retrieving_everything_is_full_attention(name: str, retrieval: str, spli
     assert largest_error(answered(name, "mosaic", **{**every, "budget": 2})[0], found) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", ["native", "packed"])
 @pytest.mark.parametrize("retrieving", [True, False])
 def test_batched_is_frame_by_frame(positions: str, retrieving: bool) -> None:
@@ -42,6 +44,7 @@ def test_batched_is_frame_by_frame(positions: str, retrieving: bool) -> None:
     assert counts["visual_clusters"] == single["visual_clusters"] > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retrieving", [True, False])
 def test_cuts_of_a_question_wait_for_the_next_frames_and_are_the_same(retrieving: bool) -> None:
     wide = {"tau_small": 0.3, "tau_large": 0.6}
@@ -67,6 +70,7 @@ def test_cuts_of_a_question_wait_for_the_next_frames_and_are_the_same(retrieving
         assert later.clusters == once.clusters and later.counts["visual_cuts"] == once.counts["visual_cuts"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guess", ["queries", "frames"])
 @pytest.mark.parametrize("positions", ["native", "packed"])
 def test_prefetching_changes_no_bit(positions: str, guess: str) -> None:

@@ -179,4 +179,4 @@ class StreamMachine(RuleBasedStateMachine):
 
 
 StreamMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=12)
-TestStream = StreamMachine.TestCase
+TestStream = pytest.mark.slow(StreamMachine.TestCase)

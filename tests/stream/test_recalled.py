@@ -27,6 +27,7 @@ def copied(lines: RecalledLines, frames: FrameNumbers) -> tuple[numpy.ndarray, F
     return out, lines.copy(frames, out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
 def test_lines_come_back(seed: int) -> None:
     chance, every, lines = random.Random(seed), every_line(), RecalledLines(WIDTH)

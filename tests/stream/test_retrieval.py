@@ -80,6 +80,7 @@ def test_every_query_gets_its_own_first_frames(seed: int, parts: int, count: int
             assert len(wanted - set(own.tolist())) <= 1 or budget >= high - low
 
 
+@pytest.mark.slow
 @given(SEEDS)
 def test_what_lies_after_the_recent_window_or_out_of_sight_is_not_retrieved(seed: int) -> None:
     keys, postings = memory_of(scenes(300, 2, 2, seed), together=60)
@@ -112,6 +113,7 @@ def test_keys_come_in_the_order_of_every_query(seed: int, count: int, queries: i
         numpy.testing.assert_array_equal(weights[head, query][there], numpy.minimum(own[found], 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [9, 400])
 def test_a_budget_is_filled_from_a_part_of_a_stream_and_by_few_queries(budget: int) -> None:
     keys, postings = memory_of(scenes(3000, 2, 2, seed=budget))
@@ -132,6 +134,7 @@ def test_all_of_a_span_are_compared_where_the_lists_visited_have_little_of_it() 
     assert near.tolist() == exact.tolist() and len(near) == 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frames", [40, 700, 3000])
 @pytest.mark.parametrize("still", [False, True])
 def test_every_key_lies_in_one_list(frames: int, still: bool) -> None:
@@ -155,6 +158,7 @@ def test_every_key_lies_in_one_list(frames: int, still: bool) -> None:
         torch.testing.assert_close(torch.from_numpy(mass), exact, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_postings_find_most_of_what_comparing_all_finds(seed: int) -> None:
     keys, postings = memory_of(scenes(4000, 4, 2, seed))
@@ -201,6 +205,7 @@ def test_pages_go_on_where_keys_cannot_be_counted_in_16_bits() -> None:
     assert sorted(listed[listed >= 0].tolist()) == list(range(8 * 4200))
 
 
+@pytest.mark.slow
 @given(SEEDS, st.integers(1, 60))
 def test_keys_and_postings_go_on_from_their_state(seed: int, more: int) -> None:
     every = scenes(200 + more, 2, 2, seed)

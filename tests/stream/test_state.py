@@ -30,6 +30,7 @@ def kept(folder: Path, name: str = NAME) -> Engine:
 MERGED: dict[str, Any] = {"retrieval": "clusters", "representatives": True, "clusters": 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"retrieve_while_encoding": True, "positions": "packed", **MERGED}], ids=str)
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize("count", [2, 22])

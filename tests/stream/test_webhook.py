@@ -88,6 +88,7 @@ def test_tries_have_an_end() -> None:
         assert (hook.delivered, hook.failed) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_receiver_that_hangs_makes_nobody_wait() -> None:
     """Sending returns at once, the queue stays bounded, and what hung is sent again when the receiver is back."""
     with receiver(None) as server:

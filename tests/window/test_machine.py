@@ -386,8 +386,8 @@ class DeletingMachine(WindowMachine):
 
 
 TestWindow = WindowMachine.TestCase
-TestGroups = GroupsMachine.TestCase
-TestDeleting = DeletingMachine.TestCase
+TestGroups = pytest.mark.slow(GroupsMachine.TestCase)
+TestDeleting = pytest.mark.slow(DeletingMachine.TestCase)
 TestWindow.settings = settings(max_examples=12, stateful_step_count=20)
 TestGroups.settings = settings(max_examples=5, stateful_step_count=20)
 TestDeleting.settings = settings(max_examples=8, stateful_step_count=20)

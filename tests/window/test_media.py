@@ -42,6 +42,7 @@ SEEN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEEN)
 def test_the_segments_of_a_clip_move_together(name: str, film: Path) -> None:
     own = Engine(engine(name).adapter.model, engine(name).processor)

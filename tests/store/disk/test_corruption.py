@@ -63,6 +63,7 @@ def _cases(count: int, seed: int) -> Iterator[tuple[str, str, bool, random.Rando
         yield kind, chance.choice([*CONTENTS] * 3 + [*KINDS]), live, random.Random(chance.randrange(2**63))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_no_wrong_record_is_ever_served(template: Template, part: int) -> None:
     seed = int(os.environ.get("EMBLEMA_SEED") or random.SystemRandom().randrange(2**32))

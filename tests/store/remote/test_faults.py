@@ -64,6 +64,7 @@ def seconds(action: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", OUTAGES)
 def test_an_outage_is_short_counted_and_passes(
     behind: Tier, proxy: FaultyProxy, piece: Record, fault: Callable[[FaultyProxy], None]
@@ -96,6 +97,7 @@ def test_an_outage_is_short_counted_and_passes(
     assert behind.statistics.damaged == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", OUTAGES)
 def test_an_outage_in_the_middle_of_a_record(
     behind: Tier, proxy: FaultyProxy, piece: Record, fault: Callable[[FaultyProxy], None]
@@ -174,6 +176,7 @@ def test_another_keys_bytes_in_the_middle(behind: Tier, tier: Tier, proxy: Fault
         reader.read("layers.3.keys")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_flipped_bytes_are_never_served(make: Make, proxy: FaultyProxy, piece: Record, seed: int) -> None:
     numbers = random.Random(seed)
