@@ -195,6 +195,7 @@ def test_a_camera_that_goes_away(tmp_path: Path) -> None:
         assert len(list(container.decode(video=0))) >= 2
 
 
+@pytest.mark.slow
 def test_a_video_cut_short_is_asked_about_as_far_as_it_goes(run: Command, tmp_path: Path) -> None:
     write_cut_video(tmp_path / "cut.mp4")
     done = run("stream", "cut.mp4", *FEW, "--fps", "5", "--ask", "in which land are we now ?", where=tmp_path)

@@ -79,6 +79,7 @@ def test_what_the_model_asks_for_is_linked_from_a_collection(
         assert list(answered.chunks) == expected and reply.usage.linked_tokens > 0
 
 
+@pytest.mark.slow
 def test_several_collections_are_searched_as_one(reference: Engine, episode: Episode, tmp_path: Path) -> None:
     drawn = pictures(episode)
     with Store(tmp_path / "kept") as store:

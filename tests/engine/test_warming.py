@@ -16,6 +16,7 @@ from tests.engine.test_store import engine_on, pictures
 QUESTION = "on which land does the moon stand ?"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("earlier", ["nothing", "full"])
 def test_the_first_question_finds_rows_and_patches(
     reference: Engine, episode: Episode, tmp_path: Path, earlier: str

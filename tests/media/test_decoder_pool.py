@@ -65,6 +65,7 @@ def wait_until(holds: Callable[[], bool], seconds: float = 60) -> bool:
     return holds()
 
 
+@pytest.mark.slow
 def test_a_slow_picture_is_cut_at_its_time_limit(pool: DecoderPool, slow: bytes) -> None:
     assert size_of(pool, png(8, 8)) == (8, 8)
     before = processes(pool)
@@ -76,6 +77,7 @@ def test_a_slow_picture_is_cut_at_its_time_limit(pool: DecoderPool, slow: bytes)
     assert size_of(pool, png(8, 8)) == (8, 8)
 
 
+@pytest.mark.slow
 def test_a_slow_picture_delays_another_by_its_time_limit_at_most(pool: DecoderPool, slow: bytes) -> None:
     """Even where there is one place: the other comes through when the first is cut."""
     assert size_of(pool, png(8, 8)) == (8, 8)
@@ -121,6 +123,7 @@ def test_long_media_and_lazy_frames_leave_the_places_of_pictures_free(clip: Call
         frames.close()
 
 
+@pytest.mark.slow
 def test_a_video_and_a_document_have_a_time_limit_too(clip: Callable[..., bytes]) -> None:
     limits = replace(DEFAULT_LIMITS, media_seconds=1e-4, picture_seconds=1e-4)
     with pytest.raises(MediaError, match="media_seconds"):

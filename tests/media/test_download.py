@@ -394,6 +394,7 @@ def test_an_end_that_drips_is_cut_at_the_deadline(
         refused_in_time(f"{'https' if secure else 'http'}://127.0.0.1:{port}/", 1.0)
 
 
+@pytest.mark.slow
 def test_a_slow_connection_and_a_slow_handshake_leave_no_more_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ def test_pictures(picture: Image.Image, encode: Make, kind: str) -> None:
     assert media_kind(encode(picture, kind)) == "image"
 
 
+@pytest.mark.slow
 def test_everything_else(picture: Image.Image, clip: Make, tone: Make, tmp_path: Path) -> None:
     buffer = io.BytesIO()
     picture.save(buffer, "PDF")

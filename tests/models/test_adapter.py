@@ -219,6 +219,7 @@ def _sums(model: Any) -> dict[str, float]:
     return {name: float(value.detach().double().sum()) for name, value in tensors}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "llava_next", "qwen3_vl"])
 def test_two_threads_on_one_model(name: str) -> None:
     item = matrix.loaded(name)

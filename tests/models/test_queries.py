@@ -167,6 +167,7 @@ def test_an_empty_query_and_strange_tokens_are_refused() -> None:
         queries(adapter, [10**6])
 
 
+@pytest.mark.slow
 def test_a_model_that_another_thread_notes_is_not_disturbed() -> None:
     """Blocks of threads may end in any order: each thread is told its own queries, and nothing is left."""
     adapter = loaded("llava").adapter

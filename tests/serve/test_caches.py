@@ -104,6 +104,7 @@ def asking(content: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     return {"model": "reference", "messages": [{"role": "user", "content": [*content, question]}]} | more
 
 
+@pytest.mark.slow
 def test_a_cache_ends(server: Running, pngs: list[bytes]) -> None:
     with server.http() as http:
         kept, ended = made(http, pictures(pngs[:2])), made(http, pictures(pngs[:1]), ttl=1)
@@ -210,6 +211,7 @@ def test_what_is_wrong_with_a_part_is_said(server: Running, part: dict[str, Any]
     assert answer.status_code == status and answer.json()["error"]["message"], answer.text
 
 
+@pytest.mark.slow
 def test_parts_of_caches_count(tmp_path: Path, pngs: list[bytes]) -> None:
     with serving(tmp_path, parts=4) as running, running.http() as http:
         cache = made(http, pictures(pngs[:3]))
@@ -219,6 +221,7 @@ def test_parts_of_caches_count(tmp_path: Path, pngs: list[bytes]) -> None:
         assert answer.status_code == 400 and "6 parts" in answer.text
 
 
+@pytest.mark.slow
 def test_another_tenants_cache_is_not_there(tmp_path: Path, pngs: list[bytes]) -> None:
     ring = KeyRing(tmp_path / "serve")
     keys = [ring.add(name) for name in ("one", "two")]

@@ -121,6 +121,7 @@ def test_a_file_that_is_deleted_while_it_is_read_leaves_nothing(
         assert len(chunks) == 1 and chunks[0] not in store.tenant(LOCAL.salt)
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_while_it_reads_a_deleted_file_leaves_nothing(
     tmp_path: Path, pngs: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,6 +355,7 @@ def test_ids_lead_nowhere_else(tmp_path: Path) -> None:
             files.read(ONE, id)
 
 
+@pytest.mark.slow
 def test_a_file_of_before_is_read_by_another_model(tmp_path: Path, pngs: list[bytes]) -> None:
     with serving(tmp_path) as running:
         client = running.client()

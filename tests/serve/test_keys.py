@@ -124,6 +124,7 @@ def test_the_commands_refuse_what_is_no_key_or_name(tmp_path: Path) -> None:
     assert emblema("keys", "list", "--plain", *where).stdout == ""
 
 
+@pytest.mark.slow
 def test_tenants_never_meet(tmp_path: Path, pngs: list[bytes]) -> None:
     ring = KeyRing(tmp_path / "serve")
     one, two = ring.add("one"), ring.add("two")

@@ -89,6 +89,7 @@ def test_what_cannot_be_read_is_nobodys(servers: tuple[Running, Running], pngs: 
         assert [http.get("/v1/collections/bad").status_code for http in (ours, theirs)] == [404, 404]
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_later_has_all(
     servers: tuple[Running, Running], redis: RedisServer, pngs: list[bytes], tmp_path: Path
 ) -> None:

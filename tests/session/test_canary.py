@@ -263,6 +263,7 @@ def nothing_left() -> Iterator[None]:
     assert not [one for one in threading.enumerate() if one.name == "emblema-canary"]
 
 
+@pytest.mark.slow
 def test_other_maps_agree_as_well(reference: Engine) -> None:
     """A few fresh maps: the second use is linked, and answers as re-prefill does."""
     own = engine_on(reference)

@@ -45,6 +45,7 @@ def spoil_file(store: Store, own: Engine, chunk: Chunk, number: float) -> None:
 SLOW_NUMBERS = [pytest.param(number, marks=pytest.mark.slow) for number in (math.inf, -math.inf)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [math.nan, *SLOW_NUMBERS])
 def test_rows_that_are_not_finite_answer_as_full_prefill_and_close_their_lane(
     reference: Engine, episode: Episode, tmp_path: Path, number: float
@@ -122,6 +123,7 @@ def test_a_model_that_is_not_finite_is_named(reference: Engine) -> None:
         hook.remove()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_a_picture_whose_rows_are_not_finite_is_not_kept(
     reference: Engine, episode: Episode, number: float, monkeypatch: pytest.MonkeyPatch

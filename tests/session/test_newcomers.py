@@ -72,6 +72,7 @@ def test_all_new_pictures_are_computed_in_place(reference: Engine, pictures: lis
         assert prefill.usage.computed_tokens >= prefill.prompt.tokens - 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bounds", [{"query_share": 0.0}, {"forming": False}])
 def test_it_can_be_turned_off(reference: Engine, pictures: list[Image.Image], bounds: dict[str, float]) -> None:
     own = engine_on(reference, **bounds)

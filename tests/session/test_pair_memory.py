@@ -251,6 +251,7 @@ def test_pairs_outlast_a_restart_in_one_file_a_chunk(
             assert torch.equal(one.keys.left, two.keys.left) and torch.equal(one.values.right, two.values.right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damaged", ["pairs", "basis"])
 def test_damaged_files_are_not_served(damaged: str, reference: Engine, items: list[Episode], tmp_path: Path) -> None:
     store = Store(tmp_path)

@@ -129,6 +129,7 @@ def test_one_picture_twice_is_encoded_once_and_came_once(reference: Engine, epis
     assert own.store.ids() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [replace(FORMS, inline_media_rows=0), replace(FORMS, forming=False),
                                     replace(FORMS, forming_bytes=1000)])  # fmt: skip
 def test_what_the_policy_does_not_allow_is_left_as_it_comes(

@@ -84,6 +84,7 @@ def test_every_familys_picture_makes_the_round_trip_bit_for_bit(name: str) -> No
     assert_round_trip(captured(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_makes_the_round_trip_in_half_precision(name: str, tmp_path: Path) -> None:
     loaded(name).model.save_pretrained(tmp_path)

@@ -145,6 +145,7 @@ def test_large_tensors_are_handed_over_without_a_copy_and_read_into_memory_of_th
     assert numpy.array_equal(loaded, rows)
 
 
+@pytest.mark.slow
 def test_tensors_of_one_group_share_memory_and_never_overlap() -> None:
     sizes = [5, 64, 2**20 + 1, 3 * 2**20, 18 * 2**20, 7, 9 * 2**20]
     tensors = {f"layers.{index}": numpy.full(size, index, numpy.uint8) for index, size in enumerate(sizes)}

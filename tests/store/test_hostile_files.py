@@ -42,6 +42,7 @@ def test_the_corpus_itself_is_sound() -> None:
     assert not any(refused(file_bytes(seed), identity(seed)) for seed in range(1, 25))
 
 
+@pytest.mark.slow
 def test_every_single_byte_counts() -> None:
     """Each byte of a file changed in turn, to another and to a space: no change goes unnoticed."""
     data = file_bytes(6)

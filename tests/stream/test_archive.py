@@ -144,6 +144,7 @@ def test_posting_lists_are_written_once_and_then_again_when_many_frames_came(
             made.load_stream("walk", template=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [False, True])
 def test_rows_of_a_loaded_stream_are_read_once(prefetch: bool, tmp_path: Path) -> None:
     frames = shown(NAME, FRAMES)

@@ -54,6 +54,7 @@ def test_what_fits_in_the_window_needs_no_memory(method: str, name: str) -> None
         assert torch.isfinite(later).all() and largest_error(later, expected) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "kimi_k25"])
 @pytest.mark.parametrize("positions", ["native", "packed"])
 def test_rekv_that_retrieves_everything_sees_what_full_retrieval_sees(positions: str, name: str) -> None:

@@ -117,6 +117,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the process's memory is read as Linux gives it")
 def test_memory_is_given_back_before_a_row() -> None:
     keys, vectors, whole = FrameKeys(4, 4, 64), FrameVectors(), torch.randn(2**15, 4, 4, 64)

@@ -28,6 +28,7 @@ SMALL: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("high", [27, 12])
 @pytest.mark.parametrize("low", [0, 5])
 def test_no_frame_is_seen_twice_and_none_is_missing(low: int, high: int) -> None:
@@ -91,6 +92,7 @@ def test_a_centroid_of_equal_rows_counts_as_all_of_them() -> None:
     torch.testing.assert_close(part.rows.keys, rotate(keys, layout.rotary, book(layout.rotary)))
 
 
+@pytest.mark.slow
 def test_each_part_can_be_left_out() -> None:
     """Representatives, their weight, retrieval while encoding and what scores clusters each change the answer."""
     answers = {}

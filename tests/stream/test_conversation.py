@@ -67,6 +67,7 @@ def test_a_question_after_an_answer_is_one_forward_over_the_conversation() -> No
         assert largest_error(found, stream.prefill(SECOND)) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_retrieval_goes_by_the_conversation(method: str) -> None:
     """A question after an answer is the conversation asked as one question, to the bit, whatever came meanwhile."""

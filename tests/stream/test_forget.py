@@ -44,6 +44,7 @@ def test_runs_are_those_of_a_set(seed: int) -> None:
             assert own.first() == next(frame for frame in range(200) if frame not in held)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_posting_lists_have_the_other_frames(seed: int) -> None:
     chance, drawn = random.Random(seed), torch.Generator().manual_seed(seed)

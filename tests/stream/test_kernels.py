@@ -224,6 +224,7 @@ def test_frames_are_the_same_to_the_last_tie_given_the_same_sums(
     assert coarse or len(set(found[0]) - set(found[2])) <= 1
 
 
+@pytest.mark.slow
 @given(SEEDS, st.integers(1, 12), st.integers(1, 2), st.sampled_from([8, 12]), st.booleans(), st.booleans())
 def test_a_search_is_all_of_its_steps(
     seed: int, rows: int, groups: int, width: int, coarse: bool, placed: bool

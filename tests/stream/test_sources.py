@@ -91,6 +91,7 @@ def test_a_clock_on_the_wall_that_goes_back_does_not_turn_time_round() -> None:
     assert times == sorted(times) and times[-1] == times[4] == pytest.approx(1e9 + 0.4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", [0.0, 2_000.0], ids=["back", "ahead"])
 def test_a_clock_that_jumps_is_mended_and_counted(begin: float) -> None:
     pieces = [clip(range(30, 130, 10), 500.0), clip(range(130, 230, 10), begin)]

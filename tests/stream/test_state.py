@@ -88,6 +88,7 @@ def test_what_cannot_be_saved_or_loaded(tmp_path: Path) -> None:
         made.load_stream("walk", template=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "every", [{"save_blocks": 2}, {"save_blocks": None, "save_seconds": 8.0}, {"save_blocks": 99, "save_seconds": 7.5}]
 )

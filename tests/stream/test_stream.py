@@ -83,6 +83,7 @@ def test_the_bundled_model_answers_through_its_template(reference: Engine) -> No
         assert before == (stream.frames, stream.recent.bytes)
 
 
+@pytest.mark.slow
 def test_half_precision_keeps_close(reference: Engine) -> None:
     """With room for all frames: where few are retrieved, rounding may choose others."""
     frames = [picture(56, 56, seed=index) for index in range(30)]

@@ -31,6 +31,7 @@ def filled(made: Engine, name: str, **options: Any) -> tuple[Window, list[PartHa
     return window, handles
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_at_full_rank_survivors_are_as_if_computed_again(name: str) -> None:
     made = engine(name)
