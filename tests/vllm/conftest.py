@@ -14,14 +14,10 @@ import pytest
 from emblema import Engine
 from emblema.vllm import planner
 from emblema.vllm.planner import RequestPlanner
-from tests.vllm.cells import CHOICES, PATIENT_SECONDS, Cell, enter
+from tests.vllm.cells import CHOICES, NEED_VLLM, PATIENT_SECONDS, Cell, enter
 
 SERVED_BY_VLLM = importlib.util.find_spec("vllm") is not None
-collect_ignore_glob = (
-    []
-    if SERVED_BY_VLLM
-    else ["test_served*.py", "test_http*.py", "test_packed_rows.py", "test_kernel_runs.py", "test_spared_rows.py"]
-)
+collect_ignore_glob = [] if SERVED_BY_VLLM else [*NEED_VLLM]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

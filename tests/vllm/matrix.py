@@ -1,7 +1,7 @@
 """Run the tests of the plugin in several ways of running vLLM: `python -m tests.vllm.matrix [--whole] [--at-once 2]`.
 
-Without `--whole` the first way runs all tests of this folder but slow ones, and a second way, which differs in runner,
-scheduling and chunk, runs those that are marked `cells`.
+Without `--whole` the first way runs the tests that need vLLM but slow and nightly ones, and a second way, which differs
+in runner, scheduling and chunk, runs those that are marked `cells`.
 """
 
 import argparse
@@ -15,11 +15,13 @@ from itertools import product
 from pathlib import Path
 
 from tests.attached import attached
-from tests.vllm.cells import CHUNKS, RUNNERS, SCHEDULINGS, Cell
+from tests.vllm.cells import CHUNKS, NEED_VLLM, RUNNERS, SCHEDULINGS, Cell
 
 ROOT = Path(__file__).parents[2]
-BESIDE = ("tests/serve/test_clients.py", "tests/serve/test_timing.py")
-"""Tests beside this folder that start a server of the plugin: all of them, slow ones too; in the first way alone."""
+BESIDE = ("tests/serve/test_clients.py",)
+"""Tests beside this folder that start a server of the plugin: slow ones too; in the first way alone."""
+TIMING = "tests/serve/test_timing.py"
+"""The same, an hour of comparisons: with `--whole` alone."""
 SECOND = Cell("v2", "async", 64)
 """With `Cell()` both runners, both schedulings, and prompts in one step or in chunks."""
 ENDINGS = {0: "passed", 5: "had no tests"}
@@ -31,6 +33,18 @@ def every() -> list[Cell]:
         Cell(runner, scheduling, None if chunk == "none" else int(chunk))
         for runner, scheduling, chunk in product(RUNNERS, SCHEDULINGS, CHUNKS)
     ]
+
+
+def halves() -> tuple[list[str], list[str]]:
+    """Return the files that need vLLM in two lists, of about as many lines each."""
+    paths = {path for pattern in NEED_VLLM for path in Path(__file__).parent.glob(pattern)}
+    lists: tuple[list[str], list[str]] = ([], [])
+    lines = [0, 0]
+    for length, path in sorted(((len(path.read_text().splitlines()), str(path)) for path in paths), reverse=True):
+        fewer = lines.index(min(lines))
+        lines[fewer] += length
+        lists[fewer].append(path)
+    return lists
 
 
 def run(cell: Cell, arguments: Sequence[str]) -> bool:
@@ -57,13 +71,13 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--at-once", type=int, default=2, help="processes, of one thread each")
     parser.add_argument("--marked", default="cells", help="expression that chooses the tests of the other ways")
     options, more = parser.parse_known_args(given)
-    first = (Cell(), ["tests/vllm", *([] if options.whole else ["-m", "not slow"]), *more])
     beside = (Cell(), [*BESIDE, *more])
     if options.whole:
-        others = [(cell, ["tests/vllm", *more]) for cell in every() if cell != Cell()]
+        runs = [(Cell(), [TIMING, *more]), beside, *((cell, ["tests/vllm", *more]) for cell in every())]
     else:
-        others = [(SECOND, ["tests/vllm", "-m", options.marked, *more])]
-    found = failed([first, beside, *others], options.at_once)
+        second = (SECOND, ["tests/vllm", "-m", f"({options.marked}) and not nightly", *more])
+        runs = [*((Cell(), [*part, "-m", "not slow and not nightly", *more]) for part in halves()), second, beside]
+    found = failed(runs, options.at_once)
     print("== all passed" if not found else f"== failed: {', '.join(map(str, found))}")
     return bool(found)
 

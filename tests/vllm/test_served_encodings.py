@@ -9,7 +9,12 @@ TOLERANCE = 1e-5
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param("qwen2.5-vl", marks=pytest.mark.cells), "qwen3-vl", "llava-onevision"]
+    scope="module",
+    params=[
+        pytest.param("qwen2.5-vl", marks=pytest.mark.cells),
+        "qwen3-vl",
+        pytest.param("llava-onevision", marks=pytest.mark.nightly),
+    ],
 )
 def subject(request, subjects: Callable[[str], Any]) -> Any:
     return subjects(request.param)

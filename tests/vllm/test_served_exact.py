@@ -22,8 +22,13 @@ MISSED = {
 """What misses a bar, by model and prompt, and how far it may. It is shown as missed, with how far both sides are from
 float64: of the first vLLM is 1.7e-5 and transformers 6e-6. The second misses on processors with AVX512, by 2.5 % beside
 another prompt: vLLM is 2.1e-5 and transformers 5.7e-6."""
-FAMILIES = ("qwen2.5-vl", "qwen3-vl", "llava-onevision", "llava-next")
 BUNDLED = ("reference", "reference-deepstack")
+PARAMETERS = (
+    pytest.param("qwen2.5-vl", marks=pytest.mark.cells),
+    *("qwen3-vl", "reference"),
+    *(pytest.param(name, marks=pytest.mark.nightly) for name in ("llava-onevision", "llava-next")),
+    pytest.param("reference-deepstack", marks=pytest.mark.nightly),
+)
 STRATEGIES = ("blind", "mpic-4", "mpic-32")
 
 
@@ -100,7 +105,7 @@ def prompts(subject: Any) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=[pytest.param(FAMILIES[0], marks=pytest.mark.cells), *FAMILIES[1:], *BUNDLED])
+@pytest.fixture(scope="module", params=PARAMETERS)
 def both(request, bench, subjects, tmp_path_factory) -> Both:
     subject = subjects(request.param)
     given = prompts(subject)

@@ -10,7 +10,7 @@ from emblema import Engine
 from emblema.plugin.staging import StagedRows
 from tests.vllm.zeroed_rows import zeroing
 
-FAMILIES = ("deepseek-v2", "deepseek-v3")
+FAMILIES = ("deepseek-v2", pytest.param("deepseek-v3", marks=pytest.mark.nightly))
 """The second has its rotary keys sorted by halves in transformers, and not in vLLM."""
 STRATEGIES = ("blind", "mpic-4", "mpic-32", "patch-4096")
 PICTURES = (1, 2, 3, 8)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
     reason="vLLM has pages of 8 bits on processors with AVX-512 or AMX alone",
 )
 
-FAMILIES = ("qwen2.5-vl", "llava-onevision", pytest.param("qwen3-vl", marks=pytest.mark.slow))
+FAMILIES = ("qwen2.5-vl", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("llava-onevision", "qwen3-vl")))
 STRATEGIES = ("blind", "mpic-4", "mpic-32", "patch-4096")
 PICTURES = (1, 2, 3, 8)
 MOST = 2.0

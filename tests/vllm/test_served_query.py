@@ -131,7 +131,7 @@ class Subject:
         return self.served.ask(given.token_ids, given.pictures, options, **more)
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, "reference"])
+@pytest.fixture(scope="module", params=["qwen2.5-vl", "reference", *(pytest.param(name, marks=pytest.mark.nightly) for name in FAMILIES[1:])])
 def known(request, bench, subjects, tmp_path_factory) -> Subject:
     subject = subjects(request.param)
     served = bench.serve(subject.folder, tmp_path_factory.mktemp("store"), subject.vocabulary)
