@@ -23,7 +23,7 @@ from benchmarks.tasks.prompts import (
     turns,
 )
 from benchmarks.tasks.registry import TASKS
-from benchmarks.tests.data_sets import mm_niah
+from benchmarks.tests.data_sets import make
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
 from tests.engine.engines import engine as tiny
@@ -56,10 +56,10 @@ def test_letters_are_asked_for_as_the_data_set_does(form: str, text: str) -> Non
 
 
 def test_options_that_are_pictures_stay_pictures(tmp_path: Path) -> None:
-    item, _ = load_items(mm_niah(tmp_path), "mm-niah")
+    item, _ = load_items(make("mm-niah", tmp_path), "mm-niah")
     parts = asked("mm-niah", item.questions[0], "letters")
     assert [part if isinstance(part, str) else "picture" for part in parts] == [
-        "Which one is there?\nA. ",
+        "Which?\nA. ",
         "picture",
         "\nB. ",
         "picture",
