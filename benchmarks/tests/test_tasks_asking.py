@@ -26,8 +26,6 @@ from benchmarks.tasks.registry import TASKS
 from benchmarks.tests.data_sets import make
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
-from tests.engine.engines import engine as tiny
-from tests.families import loaded
 
 QUESTION = ItemQuestion("q", ("Which land ?",), "lake", ("forest", "lake", "big lake", "snow"), 1)
 OPEN = ItemQuestion("q", ("Which land ?",), "The Lake", aliases=("pond",))
@@ -130,7 +128,7 @@ def engine() -> Iterator[Engine]:
         yield bundled
 
 
-@pytest.mark.parametrize("name", [name for name in TASKS if name not in ("atlas", "audio-two-clip")])
+@pytest.mark.parametrize("name", [name for name in TASKS if name != "atlas"])
 def test_every_task_runs_in_both_settings(name: str, engine: Engine) -> None:
     (item,) = TASKS[name].items(13, 1)
     made = pieces(engine, item)
@@ -141,19 +139,6 @@ def test_every_task_runs_in_both_settings(name: str, engine: Engine) -> None:
         assert prefill.prompt.tokens > 64
     with pytest.raises(PromptError, match="unknown setting 'gone': choose one of visible, slid"):
         messages(item, 0, made, "gone")
-
-
-def test_sound_runs_on_a_model_that_hears(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loaded("qwen3_omni_moe").bundle.feature_extractor, "sampling_rate", 16_000)
-    hearing = tiny("qwen3_omni_moe")
-    (item,) = TASKS["audio-two-clip"].items(1, 1)
-    made = pieces(hearing, item)
-    first, second = (piece[0].tokens for piece in made)
-    for setting, gone in (("visible", 0), ("slid", first)):
-        parts = [part for part in plain_parts(item, 0, made, setting) if not isinstance(part, str)]
-        prompt = hearing.prompt([*parts, [5, 6, 7]], template=False)
-        assert prompt.tokens == first + second + 3
-        assert sum(stop - start for start, stop in prompt.slid_rows) == gone
 
 
 def test_a_dialogue_without_a_template_is_one_row_of_parts(engine: Engine) -> None:
