@@ -24,7 +24,7 @@ from emblema.errors import PromptError
 def shown(parts: tuple[Part, ...]) -> str:
     """Text and media in one line: a file by its name, with the share that slides."""
     return "|".join(
-        f"[{each.content.name if isinstance(each.content, Path) else each.content} {each.slides}]"
+        f"[{each.content.name if isinstance(each.content, Path) else str(each.content)} {each.slides}]"
         if isinstance(each, Media)
         else each
         for each in parts
@@ -243,7 +243,10 @@ def test_limits_hold(form: str, limits: DataLimits, message: str, tmp_path: Path
         list(load_items(make(form, tmp_path), form, limits=limits))
 
 
-ODD = (None, True, -1, 7, 0.5, "", "x", "\0", "\ud800", "../x", [], {}, [[]], [None], {"a": 1}, "9" * 400)
+ODD: tuple[Any, ...] = (
+    *(None, True, -1, 7, 0.5, "", "x", "\0", "\ud800", "../x", "9" * 400),
+    *([], {}, [[]], [None], {"a": 1}),
+)
 
 
 def spots(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -89,7 +89,7 @@ def scenes(media: tuple[Media, ...]) -> list[Seen]:
             shown.append(seen(each.content))
             continue
         assert isinstance(each.content, bytes)
-        with av.open(io.BytesIO(each.content)) as container:
+        with av.open(io.BytesIO(each.content), "r") as container:
             frames = [frame.to_image() for frame in container.decode(video=0)]
         shown += [seen(frame) for frame in frames[::4]]
     return shown
