@@ -147,22 +147,3 @@ def test_a_dialogue_without_a_template_is_one_row_of_parts(engine: Engine) -> No
     assert [part for part in parts if isinstance(part, str)][-1] == item.questions[1].parts[-1]
     assert parts.count("\n") == 2
     assert item.questions[0].answer in parts
-
-
-@pytest.mark.parametrize("name", ["two-page", "album-binding", "retrieval-image", "video-choice", "dialogue-word"])
-def test_the_bundled_model_answers_slid_and_not_from_blind_reuse(name: str, engine: Engine) -> None:
-    count = right_answers = blind_answers = 0
-    tokenizer = engine.template.tokenizer
-    for item in TASKS[name].items(19, 3):
-        made = pieces(engine, item)
-        for index, question in enumerate(item.questions):
-            if question.kind != "land":
-                continue
-            prompt = messages(item, index, made, "slid")
-            wanted = tokenizer(question.answer, add_special_tokens=False)["input_ids"][0]
-            count += 1
-            right_answers += int(engine.prefill(prompt, "full").logits.argmax()) == wanted
-            blind_answers += int(engine.prefill(prompt, "blind").logits.argmax()) == wanted
-    assert count >= 3
-    assert right_answers == count
-    assert blind_answers < count
