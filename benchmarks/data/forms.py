@@ -6,7 +6,7 @@
     mm-niah       annotations/<task>.jsonl            images/
     muirbench     *.parquet, or jsonl                 in the table, or beside it
     milebench     <dataset>.json                      images/
-    video-mme     *.json by video, or *.parquet       data/, videos/ or video/, <videoID>.mp4
+    video-mme     *.parquet, or jsonl                 data/, videos/ or video/, <videoID>.mp4
     egoschema     questions.json, subset_answers.json videos/<q_uid>.mp4
     mmdu          benchmark.json                      as named, or images/
     sparkleseval  annotations/*sparkleseval*.json     images/<image_id>.jpg
@@ -24,14 +24,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.data.records import DataError, DataLimits, DataRecord
+from benchmarks.data.records import DataError, DataLimits, DataRecord, document, records
 from benchmarks.data.source import (
     DataSource,
-    MediaFolder,
-    annotated,
     divided,
     interleave,
+    marked,
     merged,
+    none_left,
     option_index,
     records_file,
 )
@@ -41,21 +41,16 @@ from emblema.errors import PromptError
 
 MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "video", "audio", "text")
 IMAGE_MARK = "<image>"
-IMAGES = ("images", "")
-NAMED_OR_IMAGES = ("", "images")
 MILEBENCH_MARK = re.compile(r"\{(?:image|table)#(\d{1,6})\}")
 VIDEO_MME_PLACES = ("data", "videos", "video", "")
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", "")
 _LETTER = re.compile(r"^\(?[A-Z][.):]\s*")
 EGOSCHEMA_OPTIONS = tuple(f"option {number}" for number in range(5))
-EGOSCHEMA_ANSWERS = "subset_answers.json"
 UNASKED = "Which of the following describes the video?"
 EGOSCHEMA_PLACES = ("videos", "good_clips_git", "")
 MMDU_MARK = "<ImageHere>"
 MMDU_PLACES = ("", "images", "mmdu_pics")
-MMDU_ROLES = ("user", "assistant")
 SPARKLES_MARK = "<Img><ImageHere></Img>"
-SPARKLES_FILES = ("annotations/*sparkleseval_annotations.json", "*.json")
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png")
 _EARLIER_HOP = re.compile(r"#(\d{1,3})")
 
@@ -81,15 +76,18 @@ def _each(
     """Return a reader of a record at a time; neighbours that show the same media become one item if `together`."""
 
     def read(source: DataSource) -> Iterator[TaskItem]:
-        items = (item(source, record) for record in source.records())
+        items = marked(item(source, record) for record in records(source.path, source.limits))
         return merged(items) if together else items
 
     return read
 
 
+def _read_own(source: DataSource) -> Iterator[TaskItem]:
+    return (_own_item(source, record) for record in records(source.path, source.limits))
+
+
 def _own_item(source: DataSource, record: DataRecord) -> TaskItem:
     """Return the item of a line in Emblema's own form, which can say everything an item holds."""
-    record.need("id", "task", "parts", "questions")
     questions = record.objects("questions")
     if not questions:
         raise record.wrong("'questions' is empty")
@@ -106,7 +104,6 @@ def _own_item(source: DataSource, record: DataRecord) -> TaskItem:
 
 
 def _own_question(source: DataSource, record: DataRecord) -> ItemQuestion:
-    record.need("id", "parts", "answer")
     options = _own_parts(source, record, "options") if record.has("options") else ()
     correct = record.number("correct") if record.has("correct") else -1
     if correct >= len(options):
@@ -119,7 +116,7 @@ def _own_question(source: DataSource, record: DataRecord) -> ItemQuestion:
         correct,
         record.flag("multi_hop", True),
         record.text("kind", ""),
-        tuple(record.texts("aliases")) if record.has("aliases") else (),
+        tuple(record.texts("aliases", needed=False)),
     )
 
 
@@ -131,32 +128,28 @@ def _own_parts(source: DataSource, record: DataRecord, field: str) -> tuple[Part
             continue
         if not isinstance(value, dict):
             raise record.wrong(f"'{field}[{place}]' is {repr(value)[:60]}, not a text or an object")
-        media = DataRecord(record.path, record.place, value, record.unit, f"{field}[{place}]")
+        media = DataRecord(record.path, f"{record.where}, {field}[{place}]", value)
         kind, slides = media.text("kind"), value.get("slides", 0.0)
         if kind not in MEDIA_KINDS:
             raise media.wrong(f"'kind' is {kind[:20]!r}: use one of {', '.join(MEDIA_KINDS)}")
         if isinstance(slides, bool) or not isinstance(slides, int | float) or not 0 <= slides <= 1:
             raise media.wrong(f"'slides' is {repr(slides)[:40]}, not a share from 0 to 1")
-        file = None if kind == "text" else source.folder.find(media, media.text("file"), ("",))
+        file = None if kind == "text" else source.find(media, media.text("file"), ("",))
         parts.append(Media(kind, media.text("text") if file is None else file, float(slides)))
     return tuple(parts)
 
 
 def _mm_niah_item(source: DataSource, record: DataRecord) -> TaskItem:
     """Return the item of a line of MM-NIAH: a document of text and pictures, `<image>` where a picture is."""
-    record.need("id", "images_list", "context", "question", "answer", "meta")
     meta = record.object("meta")
-    media = [source.picture(record, value, *IMAGES) for value in record.values("images_list")]
-    left = iter(media)
+    left = iter([source.picture(record, value, "images") for value in record.values("images_list")])
     parts = interleave(record, record.text("context"), IMAGE_MARK, left)
     asked = interleave(record, record.text("question"), IMAGE_MARK, left)
-    _none_left(record, left, IMAGE_MARK)
-    options: list[Part] = []
-    if meta.has("choices"):
-        options += meta.texts("choices")
-    elif meta.has("choices_image_path"):
-        options += [source.picture(record, value, *IMAGES) for value in meta.values("choices_image_path")]
-    answer, correct = record.fields["answer"], -1
+    none_left(record, left, IMAGE_MARK)
+    options: list[Part] = [*meta.texts("choices", needed=False)]
+    if meta.has("choices_image_path") and not options:
+        options += [source.picture(record, value, "images") for value in meta.values("choices_image_path")]
+    answer, correct = record.value("answer"), -1
     if options:
         correct = option_index(record, answer, options)
         chosen = options[correct]
@@ -165,37 +158,27 @@ def _mm_niah_item(source: DataSource, record: DataRecord) -> TaskItem:
         answer = json.dumps(answer)
     code = record.text("id")
     question = ItemQuestion(code, asked, str(answer), tuple(options), correct)
-    return annotated(record, TaskItem(code, source.path.stem, "mm-niah", parts, (question,)))
+    return TaskItem(code, source.path.stem, "mm-niah", parts, (question,))
 
 
 def _muirbench_item(source: DataSource, record: DataRecord) -> TaskItem:
     """Return the item of a row of MuirBench; a question's unanswerable twin shares its episode."""
-    record.need("question", "options", "answer", "image_list")
-    media = [source.picture(record, value, *NAMED_OR_IMAGES) for value in record.values("image_list")]
+    media = [source.picture(record, value, "", "images") for value in record.values("image_list")]
     left = iter(media)
-    text = record.text("question")
-    texts = record.texts("options")
-    if IMAGE_MARK not in text and not any(IMAGE_MARK in option for option in texts):
+    text, texts = record.text("question"), record.texts("options")
+    if not any(IMAGE_MARK in each for each in (text, *texts)):
         text = IMAGE_MARK * len(media) + text
     parts = interleave(record, text, IMAGE_MARK, left)
     options = tuple(_muirbench_option(record, option, left) for option in texts)
-    _none_left(record, left, IMAGE_MARK)
+    none_left(record, left, IMAGE_MARK)
     shown, asked = divided(parts)
-    correct = option_index(record, record.fields["answer"], texts)
-    answer = texts[correct].strip() if isinstance(options[correct], str) else record.text("answer")
-    code = record.text("idx", str(record.place))
+    correct = option_index(record, record.value("answer"), texts)
+    answer = texts[correct].strip() if isinstance(options[correct], str) else LETTERS[correct]
+    code = record.text("idx")
     twin = record.text("counterpart_idx", "") or code
     question = ItemQuestion(code, asked, answer, options, correct)
-    task = record.text("task", "muirbench")
-    item = TaskItem(
-        code, task, "muirbench", shown, (question,), episode=min((code, twin), key=lambda name: (len(name), name))
-    )
-    return annotated(record, item)
-
-
-def _none_left(record: DataRecord, media: Iterator[Media], mark: str) -> None:
-    if (rest := len(list(media))) > 0:
-        raise record.wrong(f"{rest} more pictures than places {mark!r}")
+    episode = min((code, twin), key=lambda name: (len(name), name))
+    return TaskItem(code, record.text("task", "muirbench"), "muirbench", shown, (question,), episode=episode)
 
 
 def _muirbench_option(record: DataRecord, option: str, left: Iterator[Media]) -> Part:
@@ -209,29 +192,29 @@ def _muirbench_option(record: DataRecord, option: str, left: Iterator[Media]) ->
 
 def _read_milebench(source: DataSource) -> Iterator[TaskItem]:
     """Return the items of the document's `data`, questions about the same pictures and text together."""
-    around = source.around("data")
-    around.need("meta_data")
-    instructions = around.object("meta_data").fields.get("task_instruction", [])
-    return merged(_milebench_item(source, record, instructions) for record in source.records("data"))
+    whole = document(source.path, source.limits)
+    if not isinstance(whole, dict):
+        raise DataError(source.path, "it is not an object with 'meta_data' and 'data'")
+    around = DataRecord(source.path, "", whole)
+    instructions = around.object("meta_data").texts("task_instruction")
+    return merged(marked(_milebench_item(source, record, instructions) for record in around.objects("data")))
 
 
-def _milebench_item(source: DataSource, record: DataRecord, instructions: object) -> TaskItem:
+def _milebench_item(source: DataSource, record: DataRecord, instructions: list[str]) -> TaskItem:
     """Return the item of a sample of MileBench: `{image#i}` or `{table#i}` where the i-th picture is."""
-    record.need("sample_id", "task_instruction_id", "task_instance", "response")
-    instance = record.object("task_instance")
-    instance.need("context", "images_path")
-    media = [source.picture(record, value, *IMAGES) for value in instance.values("images_path")]
+    instance, told = record.object("task_instance"), record.number("task_instruction_id")
+    if told >= len(instructions):
+        raise record.wrong(f"there is no task instruction {told} in 'meta_data'")
+    media = [source.picture(record, value, "images") for value in instance.values("images_path")]
     parts, asked = divided(_milebench_parts(record, instance.text("context"), media))
-    options = instance.texts("choice_list") if instance.has("choice_list") else []
+    options = instance.texts("choice_list", needed=False)
     response, correct = record.text("response"), -1
     if options:
         correct = option_index(record, response, options)
         response = options[correct]
-    code = record.text("sample_id")
+    code, task = record.text("sample_id"), source.path.stem
     question = ItemQuestion(code, asked, response, tuple(options), correct)
-    task = source.path.stem
-    told = _milebench_instruction(record, instructions)
-    return annotated(record, TaskItem(f"{task}-{code}", task, "milebench", parts, (question,), instruction=told))
+    return TaskItem(f"{task}-{code}", task, "milebench", parts, (question,), instruction=instructions[told])
 
 
 def _milebench_parts(record: DataRecord, context: str, media: list[Media]) -> tuple[Part, ...]:
@@ -247,65 +230,45 @@ def _milebench_parts(record: DataRecord, context: str, media: list[Media]) -> tu
     return tuple(parts)
 
 
-def _milebench_instruction(record: DataRecord, instructions: object) -> str:
-    key = record.fields["task_instruction_id"]
-    if isinstance(instructions, dict):
-        found = instructions.get(str(key))
-    else:
-        fits = isinstance(instructions, list) and isinstance(key, int) and 0 <= key < len(instructions)
-        found = instructions[key] if fits and isinstance(instructions, list) else None
-    if not isinstance(found, str):
-        raise record.wrong(f"there is no task instruction {repr(key)[:40]} in 'meta_data'")
-    return found
-
-
 def _video_mme_item(source: DataSource, record: DataRecord) -> TaskItem:
-    """Return the item of a video of Video-MME, or of a question of it where each has a row, as on the hub."""
-    record.need("video_id", *(() if record.has("questions") else ("question_id", "question", "options", "answer")))
-    name = record.text("videoID", record.text("video_id"))
-    asked = record.objects("questions") if record.has("questions") else [record]
-    if not asked:
-        raise record.wrong("'questions' is empty")
-    video = Media("video", source.folder.find(record, name, VIDEO_MME_PLACES, VIDEO_SUFFIXES))
-    questions = tuple(_video_mme_question(question) for question in asked)
-    return annotated(record, TaskItem(record.text("video_id"), "video-mme", "video-mme", (video,), questions))
-
-
-def _video_mme_question(record: DataRecord) -> ItemQuestion:
-    record.need("question_id", "question", "options", "answer")
-    texts = record.texts("options")
-    options = tuple(_LETTER.sub("", option) for option in texts)
-    correct = option_index(record, record.fields["answer"], options)
-    return ItemQuestion(
-        record.text("question_id"),
-        (record.text("question"),),
-        options[correct],
-        options,
-        correct,
-        kind=record.text("task_type", ""),
-    )
+    """Return the item of a question of Video-MME, a row of the hub's table."""
+    video = Media("video", source.find(record, record.text("videoID"), VIDEO_MME_PLACES, VIDEO_SUFFIXES))
+    options = tuple(_LETTER.sub("", option) for option in record.texts("options"))
+    correct = option_index(record, record.value("answer"), options)
+    asked, kind = (record.text("question"),), record.text("task_type", "")
+    question = ItemQuestion(record.text("question_id"), asked, options[correct], options, correct, kind=kind)
+    return TaskItem(record.text("video_id"), "video-mme", "video-mme", (video,), (question,))
 
 
 def _read_egoschema(source: DataSource) -> Iterator[TaskItem]:
-    answers = source.beside(EGOSCHEMA_ANSWERS)
-    return (_egoschema_item(source, record, answers) for record in source.records())
+    path = source.path.with_name("subset_answers.json")
+    found = document(path, source.limits) if path.is_file() else {}
+    if not isinstance(found, dict):
+        raise DataError(path, "it is not an object with an answer for each video")
+    answers = DataRecord(path, "", found)
+    return marked(_egoschema_item(source, record, answers) for record in records(source.path, source.limits))
 
 
-def _egoschema_item(source: DataSource, record: DataRecord, answers: DataRecord | None) -> TaskItem:
+def _egoschema_item(source: DataSource, record: DataRecord, answers: DataRecord) -> TaskItem:
     """Return the item of a video of EgoSchema; without an answer the right option is not known."""
-    record.need("q_uid", *EGOSCHEMA_OPTIONS)
     code = record.text("q_uid")
     options = tuple(record.text(name) for name in EGOSCHEMA_OPTIONS)
-    correct = -1
-    if answers is not None and code in answers.fields:
-        correct = answers.number(code)
-        if correct >= len(options):
-            raise answers.wrong(f"{code!r} has the answer {correct}; options are numbered from 0 to 4")
-    video = Media("video", source.folder.find(record, code, EGOSCHEMA_PLACES, (".mp4",)))
+    correct = answers.number(code) if code in answers.fields else -1
+    if correct >= len(options):
+        raise answers.wrong(f"{code!r} has the answer {correct}; options are numbered from 0 to 4")
+    video = Media("video", source.find(record, code, EGOSCHEMA_PLACES, (".mp4",)))
     # Some published copies of the file leave the question out.
     text = record.text("question", UNASKED)
     question = ItemQuestion(code, (text,), options[correct] if correct >= 0 else "", options, correct)
-    return annotated(record, TaskItem(code, "egoschema", "egoschema", (video,), (question,)))
+    return TaskItem(code, "egoschema", "egoschema", (video,), (question,))
+
+
+def _exchanges(record: DataRecord, field: str) -> list[tuple[DataRecord, DataRecord]]:
+    """Return a dialogue's messages by turn: the user's and the assistant's."""
+    messages = record.objects(field)
+    if len(messages) < 2 or len(messages) % 2:
+        raise record.wrong(f"{field!r} has {len(messages)} messages: a user's and an assistant's for each turn")
+    return list(zip(messages[::2], messages[1::2], strict=True))
 
 
 def _mmdu_item(source: DataSource, record: DataRecord) -> TaskItem:
@@ -313,63 +276,45 @@ def _mmdu_item(source: DataSource, record: DataRecord) -> TaskItem:
 
     A picture that no turn has a place for is not shown, as in the data set's own evaluation.
     """
-    record.need("id", "image", "conversations")
     left = iter([source.picture(record, value, *MMDU_PLACES) for value in record.values("image")])
-    messages = record.objects("conversations")
-    if len(messages) < 2 or len(messages) % 2:
-        raise record.wrong(f"'conversations' has {len(messages)} messages: a user's and an assistant's for each turn")
     code = record.text("id")
     questions = []
-    for turn, (user, assistant) in enumerate(zip(messages[::2], messages[1::2], strict=True)):
-        for message, role in ((user, MMDU_ROLES[0]), (assistant, MMDU_ROLES[1])):
+    for turn, exchange in enumerate(_exchanges(record, "conversations")):
+        for message, role in zip(exchange, ("user", "assistant"), strict=True):
             if message.text("from") != role:
                 raise message.wrong(f"it is from {message.text('from')[:20]!r}; here stands one from {role!r}")
-        asked = interleave(record, user.text("value"), MMDU_MARK, left)
-        questions.append(ItemQuestion(f"{code}-{turn}", asked, assistant.text("value")))
-    return annotated(record, TaskItem(code, "mmdu", "mmdu", (), tuple(questions), dialogue=True))
+        asked = interleave(record, exchange[0].text("value"), MMDU_MARK, left)
+        questions.append(ItemQuestion(f"{code}-{turn}", asked, exchange[1].text("value")))
+    return TaskItem(code, "mmdu", "mmdu", (), tuple(questions), dialogue=True)
 
 
 def _sparkleseval_item(source: DataSource, record: DataRecord) -> TaskItem:
     """Return the item of a dialogue of SparklesEval; `<Img><ImageHere></Img>` is where a picture is named."""
-    record.need("evaluation_id", "dialogue")
-    messages = record.objects("dialogue")
-    if len(messages) < 2 or len(messages) % 2:
-        raise record.wrong(f"'dialogue' has {len(messages)} messages: a question and an answer for each turn")
     code = record.text("evaluation_id")
     questions = []
-    for turn, (user, assistant) in enumerate(zip(messages[::2], messages[1::2], strict=True)):
-        shown = user.objects("images") if user.has("images") else []
-        left = iter([_sparkleseval_picture(source, image) for image in shown])
+    for turn, (user, assistant) in enumerate(_exchanges(record, "dialogue")):
+        names = [image.text("image_id") for image in user.objects("images")] if user.has("images") else []
+        left = iter([Media("image", source.find(user, name, ("images",), PICTURE_SUFFIXES)) for name in names])
         asked = interleave(user, user.text("content"), SPARKLES_MARK, left)
-        _none_left(user, left, SPARKLES_MARK)
+        none_left(user, left, SPARKLES_MARK)
         questions.append(ItemQuestion(f"{code}-{turn}", asked, assistant.text("content")))
-    return annotated(record, TaskItem(code, "sparkleseval", "sparkleseval", (), tuple(questions), dialogue=True))
-
-
-def _sparkleseval_picture(source: DataSource, image: DataRecord) -> Media:
-    return Media("image", source.folder.find(image, image.text("image_id"), IMAGES, PICTURE_SUFFIXES))
+    return TaskItem(code, "sparkleseval", "sparkleseval", (), tuple(questions), dialogue=True)
 
 
 def _musique_item(_: DataSource, record: DataRecord) -> TaskItem:
     """Return the item of a line of MuSiQue: the supporting paragraphs (Kamera's two chunks), the question, its hops."""
-    record.need("id", "paragraphs", "question", "answer")
-    parts = []
-    for paragraph in record.objects("paragraphs"):
-        paragraph.need("title", "paragraph_text", "is_supporting")
-        if paragraph.flag("is_supporting", False):
-            parts.append(Media("text", f"{paragraph.text('title')}\n{paragraph.text('paragraph_text')}"))
-    if not parts:
+    shown = [each for each in record.objects("paragraphs") if each.flag("is_supporting", False)]
+    if not shown:
         raise record.wrong("none of the 'paragraphs' is supporting")
-    aliases = tuple(record.texts("answer_aliases")) if record.has("answer_aliases") else ()
-    code = record.text("id")
+    parts = tuple(Media("text", f"{each.text('title')}\n{each.text('paragraph_text')}") for each in shown)
+    code, aliases = record.text("id"), tuple(record.texts("answer_aliases", needed=False))
     questions = [ItemQuestion(code, (record.text("question"),), record.text("answer"), aliases=aliases)]
     hops = record.objects("question_decomposition") if record.has("question_decomposition") else []
     answers = [hop.text("answer") for hop in hops]
     for place, hop in enumerate(hops):
-        questions.append(
-            ItemQuestion(f"{code}-{place}", (_hop_question(hop, answers),), answers[place], multi_hop=False)
-        )
-    return annotated(record, TaskItem(code, "musique", "musique", tuple(parts), tuple(questions)))
+        asked = _hop_question(hop, answers)
+        questions.append(ItemQuestion(f"{code}-{place}", (asked,), answers[place], multi_hop=False))
+    return TaskItem(code, "musique", "musique", parts, tuple(questions))
 
 
 def _hop_question(hop: DataRecord, answers: list[str]) -> str:
@@ -387,46 +332,34 @@ def _hop_question(hop: DataRecord, answers: list[str]) -> str:
 FORMS: dict[str, Form] = {
     form.name: form
     for form in (
-        Form("emblema", "Emblema's own form", ("items.jsonl",), _each(_own_item)),
-        Form("mm-niah", "MM-NIAH", ("annotations/*.jsonl", "*.jsonl"), _each(_mm_niah_item, together=True)),
-        Form(
-            "muirbench", "MuirBench", ("*.jsonl", "*.parquet", "data/*.parquet"), _each(_muirbench_item, together=True)
-        ),
+        Form("emblema", "Emblema's own form", ("items.jsonl",), _read_own),
+        Form("mm-niah", "MM-NIAH", ("annotations/*.jsonl",), _each(_mm_niah_item, together=True)),
+        Form("muirbench", "MuirBench", ("data/*.parquet", "*.jsonl"), _each(_muirbench_item, together=True)),
         Form("milebench", "MileBench", ("*.json",), _read_milebench),
-        Form(
-            "video-mme",
-            "Video-MME",
-            ("*.json", "videomme/*.parquet", "*.parquet"),
-            _each(_video_mme_item, together=True),
-        ),
+        Form("video-mme", "Video-MME", ("videomme/*.parquet", "*.jsonl"), _each(_video_mme_item, together=True)),
         Form("egoschema", "EgoSchema", ("questions.json",), _read_egoschema),
         Form("mmdu", "MMDU", ("benchmark.json",), _each(_mmdu_item)),
-        Form("sparkleseval", "SparklesEval", SPARKLES_FILES, _each(_sparkleseval_item)),
+        Form("sparkleseval", "SparklesEval", ("annotations/*sparkleseval*.json",), _each(_sparkleseval_item)),
         Form("musique", "MuSiQue", ("*.jsonl",), _each(_musique_item)),
     )
 }
 
 
-def load_items(
-    path: str | Path, form: str, *, media: str | Path | None = None, limits: DataLimits | None = None
-) -> Iterator[TaskItem]:
+def load_items(path: str | Path, form: str, *, limits: DataLimits | None = None) -> Iterator[TaskItem]:
     """Return the items of a data set on this machine, read as they are asked for.
 
     Args:
         path: the file of records, or the data set's folder where it has one such file.
         form: one of `FORMS`.
-        media: the folder of pictures and videos, if it is not the file's.
 
     Raises:
-        DataError: a file is missing, broken or incomplete, or names media outside the folder; it names file and line.
+        DataError: a file is missing, broken or incomplete, or names media outside the folder; it names file and record.
         PromptError: there is no such form.
     """
     if form not in FORMS:
         raise PromptError(f"unknown form {form!r}: choose one of {', '.join(FORMS)}")
-    chosen, bounds = FORMS[form], limits or DataLimits()
-    file = records_file(Path(path), chosen.usual, chosen.title)
-    source = DataSource(file, MediaFolder.of(file) if media is None else MediaFolder(Path(media).absolute()), bounds)
-    return _checked(source, chosen)
+    chosen = FORMS[form]
+    return _checked(DataSource(records_file(Path(path), chosen.usual, chosen.title), limits or DataLimits()), chosen)
 
 
 def _checked(source: DataSource, form: Form) -> Iterator[TaskItem]:

@@ -1,12 +1,11 @@
-"""Records of a data set's file, with their lines: jsonl, a JSON document, parquet where pyarrow is installed.
+"""Records of a data set's file: lines of jsonl, elements of a JSON document, rows of parquet.
 
-Fields are checked as they are read; errors name the file and the line.
+Fields are checked as they are read. An error names the file, the record and what is wrong with it.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,10 @@ from emblema.errors import EmblemaError
 
 
 class DataError(EmblemaError):
-    """A data set's file is missing, broken, incomplete or outside the limits; the message names file and line."""
+    """A data set's file is missing, broken, incomplete or outside the limits."""
 
-    def __init__(self, path: Path, message: str, place: int = 0, unit: str = "line") -> None:
-        where = f"{path}, {unit} {place}" if place else f"{path}"
-        super().__init__(f"{where}: {message}")
-        self.path, self.place = path, place
+    def __init__(self, path: Path, message: str, where: str = "") -> None:
+        super().__init__(f"{path}, {where}: {message}" if where else f"{path}: {message}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,74 +44,65 @@ class DataLimits:
     cell_bytes: int = 64 * 2**20
 
 
-SUFFIXES = (".jsonl", ".json", ".parquet")
-_SPACE = re.compile(r"[ \t\n\r]*")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class DataRecord:
-    """The fields of one object, and where it begins: a line of a text file, a row of a table.
-
-    name: how messages call the object, for one inside another: `questions[2]`.
-    """
+    """The fields of one object, and where it is, as messages say it: `line 3`, `row 3`, `record 3, questions[2]`."""
 
     path: Path
-    place: int
+    where: str
     fields: Mapping[str, Any]
-    unit: str = "line"
-    name: str = ""
 
     def wrong(self, message: str) -> DataError:
         """Return the error to raise about this record."""
-        return DataError(self.path, f"{self.name}: {message}" if self.name else message, self.place, self.unit)
+        return DataError(self.path, f"{message}; correct the record or leave it out", self.where)
 
     def has(self, field: str) -> bool:
         """Return whether a field is there and not null."""
         return self.fields.get(field) is not None
 
-    def need(self, *fields: str) -> None:
-        """Raise one error that names every field that is missing."""
-        missing = [field for field in fields if field not in self.fields]
-        if missing:
-            raise self.wrong(f"missing {', '.join(repr(field) for field in missing)}")
+    def value(self, field: str) -> Any:
+        """Return a field of any kind."""
+        if field not in self.fields:
+            raise self.wrong(f"missing {field!r}")
+        return self.fields[field]
 
     def text(self, field: str, default: str | None = None) -> str:
         """Return a string; a number is taken as its digits, as ids are written both ways."""
-        value = self.fields.get(field)
-        if value is None and default is not None:
+        if default is not None and not self.has(field):
             return default
+        value = self.value(field)
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
         return self._of(field, value, str, "a string")
 
     def number(self, field: str) -> int:
         """Return a whole number of 0 or more."""
-        value = self.fields.get(field)
+        value = self.value(field)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise self._not(field, value, "a whole number of 0 or more")
         return value
 
     def flag(self, field: str, default: bool) -> bool:
         """Return true or false."""
-        value = self.fields.get(field, default)
-        return self._of(field, value, bool, "true or false")
+        return self._of(field, self.fields.get(field, default), bool, "true or false")
 
-    def texts(self, field: str) -> list[str]:
-        """Return a list of strings."""
-        values = self._of(field, self.fields.get(field), list, "a list of strings")
-        for value in values:
-            if not isinstance(value, str):
-                raise self._not(field, values, "a list of strings")
+    def texts(self, field: str, needed: bool = True) -> list[str]:
+        """Return a list of strings; an empty one where there is no such field and it is not needed."""
+        values = self._of(field, self.value(field) if needed or self.has(field) else [], list, "a list of strings")
+        if not all(isinstance(value, str) for value in values):
+            raise self._not(field, values, "a list of strings")
         return list(values)
 
     def values(self, field: str) -> list[Any]:
         """Return a list of anything."""
-        return list(self._of(field, self.fields.get(field), list, "a list"))
+        return self._of(field, self.value(field), list, "a list")
 
     def object(self, field: str) -> DataRecord:
         """Return an object inside this one."""
-        return self._inside(field, self.fields.get(field))
+        return self._inside(field, self.value(field))
 
     def objects(self, field: str) -> list[DataRecord]:
         """Return a list of objects inside this one."""
@@ -122,7 +110,7 @@ class DataRecord:
 
     def _inside(self, field: str, value: Any) -> DataRecord:
         found = self._of(field, value, dict, "an object")
-        return DataRecord(self.path, self.place, found, self.unit, f"{self.name}.{field}" if self.name else field)
+        return DataRecord(self.path, f"{self.where}, {field}" if self.where else field, found)
 
     def _of(self, field: str, value: Any, kind: type[T], what: str) -> T:
         if not isinstance(value, kind):
@@ -130,85 +118,56 @@ class DataRecord:
         return value
 
     def _not(self, field: str, value: Any, what: str) -> DataError:
-        if field not in self.fields and "[" not in field:
-            return self.wrong(f"missing {field!r}")
         return self.wrong(f"{field!r} is {repr(value)[:60]}, not {what}")
 
 
-def records(path: Path, limits: DataLimits, key: str | None = None) -> Iterator[DataRecord]:
-    """Yield the records of a file: a line each, the elements of a list, or the objects that are members of an object.
-
-    Args:
-        key: in a JSON document, the member that holds the list; without it the document itself is the list.
+def records(path: Path, limits: DataLimits) -> Iterator[DataRecord]:
+    """Yield the records of a file: a line or a row each, the elements of a list, or the members of an object.
 
     Raises:
-        DataError: the file is missing, broken, of another kind, or outside the limits; it names the line.
+        DataError: the file is missing, broken, of another kind, or outside the limits.
     """
-    size = _size(path)
-    if path.suffix not in SUFFIXES:
-        raise DataError(path, f"its name ends in {path.suffix or 'nothing'}: give one of {', '.join(SUFFIXES)}")
-    if size > (limits.document_bytes if path.suffix == ".json" else limits.file_bytes):
-        raise DataError(path, f"it is {size} bytes large, beyond the limit")
-    read = {".jsonl": _lines, ".parquet": _rows}.get(path.suffix)
-    found = _elements(path, key) if read is None else read(path, limits)
-    for count, record in enumerate(found, start=1):
+    readers = {".jsonl": _lines, ".json": _elements, ".parquet": _rows}
+    if path.suffix not in readers:
+        raise DataError(path, f"its name ends in {path.suffix or 'nothing'}: give one of {', '.join(readers)}")
+    for count, record in enumerate(readers[path.suffix](path, limits), start=1):
         if count > limits.records:
             raise record.wrong(f"more than {limits.records} records, which is the limit")
         yield record
 
 
-def member(path: Path, key: str) -> DataRecord:
-    """Return the document's members around `key`'s list: an object with everything but the list."""
-    text = _text(path)
-    try:
-        found = {name: value for name, value, _ in _walk(text, 0) if name != key}
-    except (ValueError, RecursionError) as error:
-        raise _broken(path, error) from error
-    return DataRecord(path, 1, {str(name): value for name, value in found.items()})
+def document(path: Path, limits: DataLimits) -> Any:
+    """Return what a JSON document holds.
+
+    Raises:
+        DataError: it is missing, broken or larger than the limit.
+    """
+    _check_size(path, limits.document_bytes)
+    return _decoded(path, path.read_bytes(), 0)
 
 
-def document(path: Path, limits: DataLimits) -> DataRecord:
-    """Return a JSON document that is one object."""
-    if _size(path) > limits.document_bytes:
-        raise DataError(path, "it is larger than the limit")
-    return member(path, "")
+def _elements(path: Path, limits: DataLimits) -> Iterator[DataRecord]:
+    found = document(path, limits)
+    if not isinstance(found, list | dict):
+        raise DataError(path, "it holds neither a list nor an object of records")
+    for place, value in enumerate(found.values() if isinstance(found, dict) else found, start=1):
+        yield _object(path, value, f"record {place}")
 
 
 def _lines(path: Path, limits: DataLimits) -> Iterator[DataRecord]:
+    _check_size(path, limits.file_bytes)
     with path.open("rb") as file:
         place = 0
         while line := file.readline(limits.line_bytes + 1):
             place += 1
             if len(line) > limits.line_bytes:
-                raise DataError(path, f"longer than {limits.line_bytes} bytes, which is the limit", place)
-            try:
-                text = line.decode("utf-8-sig" if place == 1 else "utf-8").strip()
-                value = _DECODER.decode(text) if text else None
-            except (ValueError, RecursionError) as error:
-                raise _broken(path, error, place) from error
-            if text:
-                yield _object(path, value, place)
-
-
-def _elements(path: Path, key: str | None) -> Iterator[DataRecord]:
-    text = _text(path)
-    try:
-        start = 0
-        if key is not None:
-            places = {name: place for name, _, place in _walk(text, 0)}
-            if key not in places:
-                raise DataError(path, f"missing {key!r}", 1)
-            start = places[key]
-        found = list(_walk(text, start, whole=key is None))
-    except (ValueError, RecursionError) as error:
-        raise _broken(path, error) from error
-    line, counted = 1, 0
-    for _, value, place in found:
-        line, counted = line + text.count("\n", counted, place), place
-        yield _object(path, value, line)
+                raise DataError(path, f"longer than {limits.line_bytes} bytes, which is the limit", f"line {place}")
+            if line.strip():
+                yield _object(path, _decoded(path, line, place), f"line {place}")
 
 
 def _rows(path: Path, limits: DataLimits) -> Iterator[DataRecord]:
+    _check_size(path, limits.file_bytes)
     try:
         from pyarrow import ArrowException  # type: ignore[import-not-found, import-untyped, unused-ignore]
         from pyarrow.parquet import ParquetFile  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -216,54 +175,11 @@ def _rows(path: Path, limits: DataLimits) -> Iterator[DataRecord]:
         raise DataError(path, "reading parquet needs pyarrow: pip install pyarrow, or convert it to jsonl") from error
     try:
         with ParquetFile(path) as table:
-            place = 0
-            for batch in table.iter_batches(batch_size=16):
-                for row in batch.to_pylist():
-                    place += 1
-                    yield DataRecord(path, place, row, "row")
+            rows = (row for batch in table.iter_batches(batch_size=16) for row in batch.to_pylist())
+            for place, row in enumerate(rows, start=1):
+                yield DataRecord(path, f"row {place}", row)
     except (ArrowException, OSError, ValueError) as error:
         raise DataError(path, f"it cannot be read as parquet ({str(error).splitlines()[0]})") from error
-
-
-def _walk(text: str, start: int, whole: bool = True) -> Iterator[tuple[str | int, Any, int]]:
-    """Yield (name or index, value, offset) of each element of the list or object at an offset.
-
-    Raises:
-        ValueError: as the standard decoder; also where there is neither a list nor an object.
-    """
-
-    def skip(place: int) -> int:
-        found = _SPACE.match(text, place)
-        return found.end() if found else place
-
-    def take(place: int, sign: str) -> int:
-        if text[place : place + 1] != sign:
-            raise json.JSONDecodeError(f"expected {sign!r}", text, place)
-        return skip(place + 1)
-
-    place = skip(start)
-    opening = text[place : place + 1]
-    if opening not in ("[", "{") or not opening:
-        raise json.JSONDecodeError("expected a list or an object", text, place)
-    closing = "]" if opening == "[" else "}"
-    place = skip(place + 1)
-    count = 0
-    while text[place : place + 1] != closing or count:
-        name: str | int = count
-        if opening == "{":
-            if text[place : place + 1] != '"':
-                raise json.JSONDecodeError("expected a name in double quotes", text, place)
-            name, place = _DECODER.raw_decode(text, place)
-            place = take(skip(place), ":")
-        value, end = _DECODER.raw_decode(text, place)
-        yield name, value, place
-        count += 1
-        place = skip(end)
-        if text[place : place + 1] == closing:
-            break
-        place = take(place, ",")
-    if whole and skip(place + 1) != len(text):
-        raise json.JSONDecodeError("extra data", text, skip(place + 1))
 
 
 def _refuse(constant: str) -> Any:
@@ -273,31 +189,33 @@ def _refuse(constant: str) -> Any:
 _DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
-def _object(path: Path, value: Any, place: int) -> DataRecord:
-    if not isinstance(value, dict):
-        raise DataError(path, f"a record is {repr(value)[:60]}, not an object", place)
-    return DataRecord(path, place, value)
-
-
-def _text(path: Path) -> str:
-    data = path.read_bytes()
+def _decoded(path: Path, data: bytes, line: int) -> Any:
+    """Return what JSON says, of one line of a file or, where `line` is 0, of a whole one."""
     try:
-        return data.decode("utf-8-sig")
+        return _DECODER.decode(data.decode("utf-8-sig" if line < 2 else "utf-8"))
+    except json.JSONDecodeError as error:
+        wrong = f"broken JSON: {error.msg.lower()} at column {error.colno}"
+        raise DataError(path, wrong, f"line {line or error.lineno}") from error
     except UnicodeDecodeError as error:
-        raise DataError(path, "it is not UTF-8", data.count(b"\n", 0, error.start) + 1) from error
+        place = line or data.count(b"\n", 0, error.start) + 1
+        raise DataError(path, "it is not UTF-8", f"line {place}") from error
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise DataError(path, f"broken JSON: {reason}", f"line {line}" if line else "") from error
 
 
-def _size(path: Path) -> int:
+def _object(path: Path, value: Any, where: str) -> DataRecord:
+    if not isinstance(value, dict):
+        raise DataError(path, f"it is {repr(value)[:60]}, not an object with fields", where)
+    return DataRecord(path, where, value)
+
+
+def _check_size(path: Path, limit: int) -> None:
     try:
-        if path.is_file():
-            return path.stat().st_size
+        size = path.stat().st_size if path.is_file() else None
     except (OSError, ValueError) as error:
         raise DataError(path, f"it cannot be opened ({error})") from error
-    raise DataError(path, "it is a folder: give a file" if path.is_dir() else "there is no such file")
-
-
-def _broken(path: Path, error: Exception, place: int = 0) -> DataError:
-    if isinstance(error, json.JSONDecodeError):
-        return DataError(path, f"broken JSON: {error.msg.lower()} at column {error.colno}", place or error.lineno)
-    reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-    return DataError(path, f"broken JSON: {reason}", place or 1)
+    if size is None:
+        raise DataError(path, "there is no such file")
+    if size > limit:
+        raise DataError(path, f"it is {size} bytes large, beyond the limit of {limit}")

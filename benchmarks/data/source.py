@@ -1,8 +1,7 @@
-"""A data set on this machine: its records, the media in its folder, and how they become items.
+"""A data set on this machine: its records, the media in its folder, and how text and media become items.
 
-Names of media come from outside, so a file has to lie inside the data set's folder. What data sets have no field for is
-in one extra field of the files that we write, `emblema`. A real data set has no such field: then all pictures but the
-last slide, the first half of a video does, and every question counts as multi-hop.
+Names of media come from outside, so a file has to lie inside the data set's folder. No data set says which media slide:
+all pictures but the last one do, and the first half of a video.
 """
 
 from __future__ import annotations
@@ -12,27 +11,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from benchmarks.data.records import DataError, DataLimits, DataRecord, document, member, records
+from benchmarks.data.records import DataError, DataLimits, DataRecord
 from benchmarks.tasks.items import Media, Part, TaskItem, sliding
 from benchmarks.tasks.prompts import LETTERS
 
 ASIDE = ("annotations", "videomme")
 """Folders in which data sets keep their records beside the media's folder."""
-FIELD = "emblema"
 VIDEO_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class MediaFolder:
-    """The folder that holds a data set's media."""
+class DataSource:
+    """A data set's file of records, and the limits."""
 
-    root: Path
+    path: Path
+    limits: DataLimits
 
-    @classmethod
-    def of(cls, records: Path) -> MediaFolder:
-        """Return the folder of a file of records."""
-        parent = records.absolute().parent
-        return cls(parent.parent if parent.name in ASIDE else parent)
+    @property
+    def root(self) -> Path:
+        """The folder that media have to lie in."""
+        parent = self.path.absolute().parent
+        return parent.parent if parent.name in ASIDE else parent
 
     def find(self, record: DataRecord, name: str, places: tuple[str, ...], suffixes: tuple[str, ...] = ("",)) -> Path:
         """Return the file of a name in one of the places below the root.
@@ -42,18 +41,16 @@ class MediaFolder:
         """
         if not name or "\0" in name or _absolute(name) or ".." in (*PurePosixPath(name).parts, *name.split("\\")):
             raise record.wrong(f"{name[:120]!r} does not name a file inside {self.root}")
-        for place in places:
-            for suffix in suffixes:
-                path = self.root / place / f"{name}{suffix}"
-                try:
-                    if not path.is_file():
-                        continue
-                    inside = any(path.resolve().is_relative_to(home) for home in self._homes())
-                except OSError as error:
-                    raise record.wrong(f"{name[:120]!r} cannot be opened ({error.strerror})") from error
-                if not inside:
-                    raise record.wrong(f"{name[:120]!r} is a link out of {self.root}")
-                return path
+        for path in (self.root / place / f"{name}{suffix}" for place in places for suffix in suffixes):
+            try:
+                if not path.is_file():
+                    continue
+                inside = any(path.resolve().is_relative_to(home) for home in self._homes())
+            except OSError as error:
+                raise record.wrong(f"{name[:120]!r} cannot be opened ({error.strerror})") from error
+            if not inside:
+                raise record.wrong(f"{name[:120]!r} is a link out of {self.root}")
+            return path
         raise record.wrong(f"there is no file {(name + suffixes[0])[:120]!r} in {self.root}")
 
     def _homes(self) -> tuple[Path, ...]:
@@ -62,34 +59,8 @@ class MediaFolder:
         above = (folder.parent for folder in (root, *root.parents) if folder.name == "snapshots")
         return (root, *(home for home in above if home.name.startswith("datasets--")))
 
-
-def _absolute(name: str) -> bool:
-    return PurePosixPath(name).is_absolute() or bool(PureWindowsPath(name).anchor)
-
-
-@dataclass(frozen=True, slots=True)
-class DataSource:
-    """A data set's file of records, its media's folder and the limits."""
-
-    path: Path
-    folder: MediaFolder
-    limits: DataLimits
-
-    def records(self, key: str | None = None) -> Iterator[DataRecord]:
-        """Return the records; in a JSON document those below a key."""
-        return records(self.path, self.limits, key)
-
-    def around(self, key: str) -> DataRecord:
-        """Return the rest of the document whose records lie below a key."""
-        return member(self.path, key)
-
-    def beside(self, name: str) -> DataRecord | None:
-        """Return another document of the same folder, if it is there."""
-        path = self.path.with_name(name)
-        return document(path, self.limits) if path.is_file() else None
-
     def picture(self, record: DataRecord, value: Any, *places: str) -> Media:
-        """Return a picture of a record, given as a name to look for in places, or as a cell with `bytes` or `path`.
+        """Return a picture, given as a name to look for in places, or as a cell of parquet with its bytes.
 
         Raises:
             DataError: it is neither, larger than the limit, or names no file of the folder.
@@ -98,10 +69,13 @@ class DataSource:
             if len(value["bytes"]) > self.limits.cell_bytes:
                 raise record.wrong(f"a picture of {len(value['bytes'])} bytes is beyond the limit")
             return Media("image", value["bytes"])
-        name = value.get("path") if isinstance(value, dict) else value
-        if not isinstance(name, str):
+        if not isinstance(value, str):
             raise record.wrong(f"a picture is {repr(value)[:60]}, not the name of a file")
-        return Media("image", self.folder.find(record, name, places))
+        return Media("image", self.find(record, value, places))
+
+
+def _absolute(name: str) -> bool:
+    return PurePosixPath(name).is_absolute() or bool(PureWindowsPath(name).anchor)
 
 
 def records_file(path: Path, usual: Sequence[str], title: str) -> Path:
@@ -137,6 +111,16 @@ def interleave(record: DataRecord, text: str, mark: str, media: Iterator[Media])
     return tuple(parts)
 
 
+def none_left(record: DataRecord, media: Iterator[Media], mark: str) -> None:
+    """Refuse pictures that the text has no place for.
+
+    Raises:
+        DataError: there are some.
+    """
+    if rest := len(list(media)):
+        raise record.wrong(f"{rest} more pictures than places {mark!r}")
+
+
 def divided(parts: tuple[Part, ...]) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
     """Return parts up to the last piece of media, and the text after it: the context and the question."""
     last = max((place for place, part in enumerate(parts) if isinstance(part, Media)), default=-1)
@@ -161,51 +145,19 @@ def option_index(record: DataRecord, answer: Any, options: Sequence[Part]) -> in
     raise record.wrong(f"the answer {repr(answer)[:60]} is none of the {len(options)} options")
 
 
-def annotated(record: DataRecord, item: TaskItem) -> TaskItem:
-    """Return an item as read, with what the record notes about it, or with the marks that a real data set gets.
-
-    Raises:
-        DataError: the notes do not fit the item.
-    """
-    if not record.has(FIELD):
-        return sliding(item, usual(item))
-    notes = record.object(FIELD)
-    notes.need("task", "item", "slides", "questions")
-    shares, marks = notes.values("slides"), notes.objects("questions")
-    if len(marks) != len(item.questions) or len(shares) != len(item.media):
-        raise notes.wrong("it notes other media or questions than the record has")
-    if not all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares):
-        raise notes.wrong(f"'slides' is {repr(shares)[:60]}, not shares from 0 to 1")
-    questions = tuple(
-        replace(
-            question,
-            id=mark.text("id", question.id),
-            multi_hop=mark.flag("multi_hop", True),
-            kind=mark.text("kind", question.kind),
-        )
-        for question, mark in zip(item.questions, marks, strict=True)
-    )
-    same = item.episode == item.id
-    made = replace(item, id=notes.text("item"), task=notes.text("task"), questions=questions)
-    return sliding(replace(made, episode=made.id) if same else made, [float(share) for share in shares])
-
-
-def usual(item: TaskItem) -> list[float]:
-    """Return shares for an item of a real data set: all before the last piece of media slides; options never do."""
-    options = {id(part) for question in item.questions for part in question.options}
-    shown = [media for media in item.media if id(media) not in options]
-    last = id(shown[-1]) if shown else 0
-
-    def share(media: Media) -> float:
-        if id(media) in options:
-            return 0.0
-        return VIDEO_SHARE if media.kind == "video" else float(id(media) != last)
-
-    return [share(media) for media in item.media]
+def marked(items: Iterable[TaskItem]) -> Iterator[TaskItem]:
+    """Yield items in which all before the last piece of media slides; options never do."""
+    for item in items:
+        options = {id(part) for question in item.questions for part in question.options}
+        shown = [media for media in item.media if id(media) not in options]
+        shares = {id(media): VIDEO_SHARE if media.kind == "video" else 1.0 for media in shown}
+        if shown and shown[-1].kind != "video":
+            shares[id(shown[-1])] = 0.0
+        yield sliding(item, [shares.get(id(media), 0.0) for media in item.media])
 
 
 def merged(items: Iterable[TaskItem]) -> Iterator[TaskItem]:
-    """Yield neighbours that show the same become one item with all their questions."""
+    """Yield neighbours that show the same media become one item with all their questions."""
     held: TaskItem | None = None
     for item in items:
         if held is not None and _same(held, item):
@@ -219,6 +171,6 @@ def merged(items: Iterable[TaskItem]) -> Iterator[TaskItem]:
 
 
 def _same(held: TaskItem, item: TaskItem) -> bool:
-    if not item.parts or not any(isinstance(part, Media) for part in item.parts):
+    if not any(isinstance(part, Media) for part in item.parts):
         return False
     return (held.task, held.instruction, held.parts) == (item.task, item.instruction, item.parts)

@@ -1,4 +1,4 @@
-"""Tasks of pages: legends and maps as documents, albums, haystacks, dialogues and clips."""
+"""Tasks of pages: legends and maps as pictures or as text, in albums, haystacks, dialogues and clips."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.tasks.building import (
     picture,
     stream,
 )
-from benchmarks.tasks.episodes import Plan, facts, make_episode
+from benchmarks.tasks.episodes import Plan, clip_plan, facts, make_episode
 from benchmarks.tasks.items import ItemQuestion, Media, Part, TaskItem
 from benchmarks.tasks.tiles import ICON_NAMES
 from benchmarks.tasks.world import COLOUR_NAMES, LANDS, Episode, Legend, Map
@@ -27,10 +27,8 @@ ALBUM_LIMITS = (("colour", 2), ("land", 3), ("which", 1))
 RETRIEVAL_LIMITS = (("colour", 2), ("land", 3))
 REASONING_LIMITS = (("colour", 1), ("land", 2), ("count", 1), ("which", 2))
 LEAST_PAGES, MOST_PAGES = 5, 10
-MANY_LEAST, MANY_MOST = 7, 12
 TURNS = 4
 VIDEO_LIMITS = (("colour", 1), ("land", 2))
-ONE_QUESTION = (("land", 1),)
 
 
 def two_page(seed: int, item: int, form: str) -> TaskItem:
@@ -63,6 +61,36 @@ def _two_page_episode(seed: int, item: int) -> Episode:
     random = stream("two-page", seed, item)
     plan = Plan("LM", 8, (int(random.integers(6, 11)),), int(random.integers(4, 9)), TWO_PAGE_LIMITS)
     return make_episode(random, plan, seed, "two-page", item)
+
+
+def text_two_hop(seed: int, item: int, form: str) -> TaskItem:
+    """Return a passage that gives colours their lands, which slides, and one that sets icons on colours."""
+    random, code = stream("text-two-hop", seed, item), name("text-two-hop", seed, item)
+    colours = [str(colour) for colour in random.permutation(list(COLOUR_NAMES))[: int(random.integers(4, 9))]]
+    lands = {colour: LANDS[int(random.integers(len(LANDS)))] for colour in colours}
+    icons = [str(icon) for icon in random.permutation(list(ICON_NAMES))[: int(random.integers(5, 9))]]
+    under = {icon: colours[int(random.integers(len(colours)))] for icon in icons}
+    asked = icons[0]
+    colour, land = under[asked], lands[under[asked]]
+    first = [f"{each} does mean {lands[each]} ." for each in colours]
+    second = [f"the {icon} stands on {under[icon]} ." for icon in sorted(icons)]
+    passages = (
+        Media("text", "the legend\n" + prose(random, first), 1.0),
+        Media("text", "the map\n" + prose(random, second)),
+    )
+    questions = (
+        ItemQuestion(code, (phrase(random, "land", asked),), land, multi_hop=True, kind="land"),
+        ItemQuestion(f"{code}-0", (phrase(random, "colour", asked),), colour, multi_hop=False, kind="colour"),
+        ItemQuestion(f"{code}-1", (phrase(random, "legend", colour),), land, multi_hop=False, kind="legend"),
+    )
+    return TaskItem(code, "text-two-hop", form, passages, questions)
+
+
+def prose(random: np.random.Generator, said: list[str]) -> str:
+    """Return what is said with a plain sentence after every second sentence of it."""
+    plain = [str(sentence) for sentence in random.choice(SENTENCES, len(said), replace=False)]
+    mixed = [fact if place % 2 == 0 else f"{fact} {plain[place]}" for place, fact in enumerate(said)]
+    return " ".join(mixed)
 
 
 def album(seed: int, item: int, form: str) -> TaskItem:
@@ -100,21 +128,13 @@ def retrieval_image(seed: int, item: int, form: str) -> TaskItem:
 
 def reasoning_image(seed: int, item: int, form: str) -> TaskItem:
     """Return two to four needles of one or two icons each, which have to be taken together."""
-    return _needles("reasoning-image", seed, item, form, LEAST_PAGES, MOST_PAGES)
-
-
-def reasoning_many(seed: int, item: int, form: str) -> TaskItem:
-    """Return the same in documents of eight to thirteen pictures, more than the bundled models were trained on."""
-    return _needles("reasoning-many", seed, item, form, MANY_LEAST, MANY_MOST)
-
-
-def _needles(task: str, seed: int, item: int, form: str, least: int, most: int) -> TaskItem:
-    random = stream(task, seed, item)
-    maps = int(random.integers(least, most))
+    random = stream("reasoning-image", seed, item)
+    maps = int(random.integers(LEAST_PAGES, MOST_PAGES))
     icons = np.zeros(maps, dtype=np.int64)
     needles = int(random.integers(2, 5))
     icons[random.permutation(maps)[:needles]] = random.integers(1, 3, needles)
-    return haystack(random, task, seed, item, form, tuple(int(count) for count in icons), REASONING_LIMITS)
+    counts = tuple(int(count) for count in icons)
+    return haystack(random, "reasoning-image", seed, item, form, counts, REASONING_LIMITS)
 
 
 def haystack(
@@ -198,15 +218,5 @@ def _turn(code: str, turn: int, shown: list[Part], answer: str, kind: str) -> It
 def video_choice(seed: int, item: int, form: str) -> TaskItem:
     """Return one or two legends and two to five maps as scenes of a clip."""
     random, code = stream("video-choice", seed, item), name("video-choice", seed, item)
-    legends, maps = int(random.integers(1, 3)), int(random.integers(2, 6))
-    icons = tuple(int(count) for count in random.integers(3, 5, maps))
-    single = form == "egoschema"
-    plan = Plan(
-        "L" * legends + "M" * maps,
-        8,
-        icons,
-        int(random.integers(4, 9)),
-        ONE_QUESTION if single else VIDEO_LIMITS,
-        clip=True,
-    )
-    return from_episode(random, make_episode(random, plan, seed, "video-choice", item), code, form, 5 if single else 4)
+    plan = replace(clip_plan(random), limits=VIDEO_LIMITS)
+    return from_episode(random, make_episode(random, plan, seed, "video-choice", item), code, form, 4)

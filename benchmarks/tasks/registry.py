@@ -10,15 +10,14 @@ from benchmarks.tasks.episodes import EPISODE_PLANS, make_episode
 from benchmarks.tasks.frame_tasks import action_prediction, action_sequence, object_shuffle, state_change
 from benchmarks.tasks.items import TaskItem
 from benchmarks.tasks.list_tasks import lists
-from benchmarks.tasks.other_tasks import audio_two_clip, text_two_hop
 from benchmarks.tasks.page_tasks import (
     album,
     album_binding,
     dialogue_sentence,
     dialogue_word,
     reasoning_image,
-    reasoning_many,
     retrieval_image,
+    text_two_hop,
     two_page,
     two_page_as_text,
     video_choice,
@@ -76,7 +75,6 @@ TASKS: dict[str, GeneratedTask] = {
         GeneratedTask("album-binding", "muirbench", album_binding),
         GeneratedTask("retrieval-image", "mm-niah", retrieval_image),
         GeneratedTask("reasoning-image", "mm-niah", reasoning_image),
-        GeneratedTask("reasoning-many", "mm-niah", reasoning_many, familiar=False, exploratory=True),
         GeneratedTask("action-sequence", "milebench", action_sequence, familiar=False),
         GeneratedTask("action-prediction", "milebench", action_prediction, familiar=False),
         GeneratedTask("object-shuffle", "milebench", object_shuffle, familiar=False),
@@ -85,7 +83,6 @@ TASKS: dict[str, GeneratedTask] = {
         GeneratedTask("dialogue-sentence", "mmdu", dialogue_sentence),
         GeneratedTask("dialogue-word", "sparkleseval", dialogue_word),
         GeneratedTask("text-two-hop", "musique", text_two_hop, familiar=False, control=True),
-        GeneratedTask("audio-two-clip", "emblema", audio_two_clip, familiar=False, exploratory=True),
     )
 }
 

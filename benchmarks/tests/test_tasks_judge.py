@@ -75,45 +75,30 @@ def completion(text: str) -> Reply:
     return 200, {"choices": [{"message": {"role": "assistant", "content": text}}]}
 
 
-def test_scores_come_back() -> None:
-    text = f"The answer is good because {{it}} is.\n{GIVEN}"
-    with serving(completion(text)) as server:
-        assert Judge(server.url, "judge").score("what is it ?", "a tent", "the tent") == 8
-    path, headers, body = server.asked[0]
-    assert path == "/v1/chat/completions"
+def test_scores_come_back_from_the_first_model_that_is_listed() -> None:
+    with serving(completion(f"The answer is good because {{it}} is.\n{GIVEN}")) as server:
+        assert Judge(server.url + "/").score("what is it ?", "a tent", "the tent") == 8
+    assert [path for path, _, _ in server.asked] == ["/v1/models", "/v1/chat/completions"]
+    _, headers, body = server.asked[1]
     assert "Authorization" not in headers
-    assert body["model"] == "judge"
-    assert body["temperature"] == 0
+    assert (body["model"], body["temperature"]) == ("small-judge", 0)
     system, user = (message["content"] for message in body["messages"])
     assert all(name in system for name in (*DIMENSIONS, OVERALL))
     assert all(text in user for text in ("what is it ?", "a tent", "the tent"))
 
 
-def test_the_first_model_is_taken_where_none_is_named() -> None:
-    with serving(completion(json.dumps(GIVEN))) as server:
-        assert Judge(server.url + "/").score("q", "r", "a") == 8
-    assert [path for path, _, _ in server.asked] == ["/v1/models", "/v1/chat/completions"]
-    assert server.asked[1][2]["model"] == "small-judge"
-
-
-def test_a_busy_endpoint_is_asked_again() -> None:
-    with serving((503, {"error": "busy"}), (429, {}), completion(json.dumps(GIVEN))) as server:
+@pytest.mark.parametrize("first", [[(503, {"error": "busy"}), (429, {})], [(200, None)]])
+def test_a_busy_endpoint_or_one_without_scores_is_asked_again(first: list[Reply]) -> None:
+    replies = [completion("I would rather not.") if value is None else (code, value) for code, value in first]
+    with serving(*replies, completion(json.dumps(GIVEN))) as server:
         assert Judge(server.url, "judge", pause=0.01).score("q", "r", "a") == 8
-    assert len(server.asked) == 3
-
-
-def test_a_reply_without_scores_is_asked_for_again_and_then_refused() -> None:
-    with serving(completion("I would rather not."), completion(json.dumps(GIVEN))) as server:
-        assert Judge(server.url, "judge").score("q", "r", "a") == 8
-    with serving(completion("I would rather not.")) as server:
-        with pytest.raises(JudgeError, match="no scores for all dimensions; it ends with 'I would rather not.'"):
-            Judge(server.url, "judge").score("q", "r", "a")
-        assert len(server.asked) == 3
+    assert len(server.asked) == len(first) + 1
 
 
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
+        (completion("Rather not."), "no scores for all dimensions; it ends with 'Rather not.'"),
         ((401, {"error": "bad key"}), "answered 401: .*bad key"),
         ((302, b""), "answered 302"),
         ((200, b"<html>"), "sent no JSON"),
@@ -140,21 +125,17 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "score"),
     [
-        str(GIVEN),
-        json.dumps(GIVEN, indent=1),
-        str(GIVEN).replace("'", "’"),
-        f"{GIVEN} but on second thoughts {GIVEN | {OVERALL: 8}}",
-        "```json\n" + json.dumps({name.lower(): number for name, number in GIVEN.items()}) + "\n```",
+        (json.dumps(GIVEN, indent=1), 8),
+        (str(GIVEN).replace("'", "’"), 8),
+        (f"{GIVEN | {OVERALL: 2}} but on second thoughts {GIVEN}", 8),
+        ("```json\n" + json.dumps({name.lower(): number for name, number in GIVEN.items()}) + "\n```", 8),
+        ("", None),
+        (str(GIVEN | {OVERALL: 11}), None),
+        (str({OVERALL: 5}), None),
+        (str(GIVEN | {"Richness": 0}), None),
     ],
 )
-def test_scores_are_read_in_every_usual_form(text: str) -> None:
-    assert read_overall(text) == 8
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{}", str(GIVEN | {OVERALL: 11}), str({OVERALL: 5}), str(GIVEN | {"Richness": 0})]
-)
-def test_scores_that_are_missing_or_out_of_range_are_none(text: str) -> None:
-    assert read_overall(text) is None
+def test_scores_are_read_in_every_usual_form_or_are_none(text: str, score: int | None) -> None:
+    assert read_overall(text) == score
