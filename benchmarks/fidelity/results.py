@@ -221,7 +221,7 @@ def _marks(task: str) -> tuple[tuple[str, bool], ...]:
     held = TASKS.get(task)
     if held is None:
         return ()
-    return (("control", held.control), ("not trained on", not held.familiar), ("exploratory", held.exploratory))
+    return (("control", held.control), ("not trained on", not held.familiar))
 
 
 def _statement(statement: Statement, rows: Sequence[FigureRow]) -> str:

@@ -34,7 +34,6 @@ class GeneratedTask:
         familiar: whether the bundled models were trained on such pictures and such questions over several of them;
             other tasks are reported without bars.
         control: a task that the paper says blind reuse loses nothing on.
-        exploratory: reported without claims.
     """
 
     name: str
@@ -42,7 +41,6 @@ class GeneratedTask:
     make: Callable[[int, int, str], TaskItem]
     familiar: bool = True
     control: bool = False
-    exploratory: bool = False
 
     def items(self, seed: int, count: int) -> Iterator[TaskItem]:
         """Return `count` fresh items; the same seed gives the same items, and fewer give the first of them.

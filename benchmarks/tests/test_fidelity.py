@@ -1,6 +1,7 @@
 """A fidelity run: rows whose figures can be worked out, runs that go on, files for people, and refusals."""
 
 import math
+import wave
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,9 @@ from benchmarks.fidelity.summary import POOLED, rows_of
 from benchmarks.models import model_source
 from benchmarks.recordfile import RecordFile
 from benchmarks.rowfile import read_rows
+from benchmarks.tasks.items import ItemQuestion, Media, TaskItem
 from benchmarks.tasks.judge import Judge
+from benchmarks.tasks.registry import TASKS, GeneratedTask
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError, PromptError, StrategyError
 
@@ -293,15 +296,23 @@ def test_bundled_names_are_folders_and_others_stay() -> None:
     assert model_source("/some/folder") == "/some/folder"
 
 
-def test_a_task_of_media_that_the_model_does_not_take_is_left_out_and_said(engine: Engine, tmp_path: Path) -> None:
+def test_a_task_of_media_that_the_model_does_not_take_is_left_out_and_said(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = wanted_of(["patch-25%"], "slid", 1, 1)
+    with wave.open(str(tmp_path / "a.wav"), "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        file.writeframes(bytes(32_000))
+    sound = Media("audio", tmp_path / "a.wav", 1.0)
+    heard = TaskItem("i", "heard", "emblema", (sound,), (ItemQuestion("q", ("what ?",), "tent"),))
+    monkeypatch.setitem(TASKS, "heard", GeneratedTask("heard", "emblema", lambda seed, item, form: heard))
 
     def measured(tasks: list[str]) -> dict[str, Any]:
         return run(["reference"], tasks, wanted, lambda name: engine, tmp_path / "f.json", tmp_path / "r", QUIET)
 
-    found = measured(["two-page", "audio-two-clip"])
+    found = measured(["two-page", "heard"])
     assert {row["task"] for row in found["rows"]} == {"two-page"}
-    assert found["refused"] == {"reference: audio-two-clip": "Qwen2.5-VL takes no audio."}
+    assert found["refused"] == {"reference: heard": "Qwen2.5-VL takes no audio."}
     assert "takes no audio" in (tmp_path / "r" / "report.md").read_text()
     with pytest.raises(PromptError, match="nothing was measured: Qwen2.5-VL takes no audio"):
-        measured(["audio-two-clip"])
+        measured(["heard"])
