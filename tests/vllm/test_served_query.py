@@ -22,7 +22,8 @@ from tests.vllm.plans import Read
 from tests.vllm.row_meter import RowMeter
 from tests.vllm.zeroed_rows import zeroing
 
-FAMILIES = ("qwen2.5-vl", "qwen3-vl", "llava-onevision")
+FURTHER = (pytest.param(name, marks=pytest.mark.nightly) for name in ("qwen3-vl", "llava-onevision"))
+SERVED = ("qwen2.5-vl", "reference", *FURTHER)
 STRATEGY = "query-12%"
 STANDS, FALLS_BACK = {"strategy": STRATEGY, "margin": 0}, {"strategy": STRATEGY, "margin": 1}
 
@@ -131,7 +132,7 @@ class Subject:
         return self.served.ask(given.token_ids, given.pictures, options, **more)
 
 
-@pytest.fixture(scope="module", params=["qwen2.5-vl", "reference", *(pytest.param(name, marks=pytest.mark.nightly) for name in FAMILIES[1:])])
+@pytest.fixture(scope="module", params=SERVED)
 def known(request, bench, subjects, tmp_path_factory) -> Subject:
     subject = subjects(request.param)
     served = bench.serve(subject.folder, tmp_path_factory.mktemp("store"), subject.vocabulary)
