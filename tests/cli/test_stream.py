@@ -167,7 +167,7 @@ def test_what_cannot_be_written_in_the_end_comes_after_the_answers(walk: Path, t
     assert "--strip" in last and "--clips" in last and "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_camera_that_goes_away(tmp_path: Path) -> None:
     """Frames of two connections, with the time on the wall; then it is gone, and the questions are answered."""
     began = time.time()

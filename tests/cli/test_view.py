@@ -178,7 +178,7 @@ def test_without_clusters_scenes_have_an_end() -> None:
     assert [(scene.begin, scene.end) for scene in found][:2] == [(2, 8), (10, 16)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_picture_shows_every_answer(tmp_path: Path) -> None:
     kept = Thumbnails()
     for frame in range(1, 8):

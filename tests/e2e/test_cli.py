@@ -75,20 +75,20 @@ def test_what_is_missing_is_one_line(tmp_path: Path) -> None:
     assert "no such folder" in refused("store", "ls", "--store", str(tmp_path / "nothing"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert str(tmp_path) in refused("ask", "--model", str(tmp_path), "what ?")
     assert "nobody/nothing" in refused("check", "nobody/nothing", "--out", str(tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_ends_well_while_its_forming_thread_does() -> None:
     for _ in range(3):
         done = emblema("ask", "--image", str(DEMO / "map-01.png"), "what colour is under the tent ?", "--model", MODEL)
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_demo_shows_measures_and_draws(tmp_path: Path) -> None:
     done = emblema("demo", "--model", MODEL, "--rounds", "1", "--plain", where=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -23,7 +23,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_walk(tmp_path_factory.mktemp("walk"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals here")
 def test_questions_typed_on_a_terminal(walk: Path, tmp_path: Path) -> None:
     import termios

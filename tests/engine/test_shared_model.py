@@ -39,7 +39,7 @@ def sums(model: nn.Module) -> dict[str, float]:
     ("name", "requests"),
     [
         ("qwen2_5_vl", 200),
-        *(pytest.param(name, 200, marks=pytest.mark.slow) for name in ("qwen3_vl", "gemma3", "kimi_k25")),
+        *(pytest.param(name, 200, marks=pytest.mark.nightly) for name in ("qwen3_vl", "gemma3", "kimi_k25")),
         pytest.param("qwen2_5_vl", 1000, marks=pytest.mark.nightly),
     ],
 )

@@ -45,9 +45,13 @@ def answer_words(model: str) -> dict[str, Any]:
     said = {}
     for name, logits in answers(model).items():
         found = logits.topk(LIKELIEST)
-        digest = hashlib.sha256(logits.contiguous().numpy().tobytes()).hexdigest()
-        said[name] = {"tokens": found.indices.tolist(), "logits": found.values.tolist(), "bits": digest}
+        said[name] = {"tokens": found.indices.tolist(), "logits": found.values.tolist(), "bits": bits(logits)}
     return said
+
+
+def bits(logits: Tensor) -> str:
+    """Return the digest of logits' bytes."""
+    return hashlib.sha256(logits.contiguous().numpy().tobytes()).hexdigest()
 
 
 def _prompts() -> Iterator[tuple[str, Tensor]]:

@@ -30,15 +30,11 @@ from tests.link.linking import assert_ran_as_planned, full, link, linker, prompt
 families = pytest.mark.parametrize("name", CASES)
 settings = pytest.mark.parametrize("setting", ["visible", "slid", "leading"])
 
-FAST, SLOW = {"gemma3", "kimi_k25"}, {"llava", "qwen3_vl"}
-"""A sliding window and a latent cache; the others, where every strategy runs, are slow or nightly."""
+FEW = {"gemma3", "kimi_k25"}
+"""A sliding window and a latent cache; the others, where every strategy runs, are nightly."""
 
 every_family = pytest.mark.parametrize(
-    "name",
-    [
-        name if name in FAST else pytest.param(name, marks=pytest.mark.slow if name in SLOW else pytest.mark.nightly)
-        for name in CASES
-    ],
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.nightly) for name in CASES]
 )
 
 LIMITS = ("cacheblend-100", "mpic-all", "reprefill-deep-100", "reprefill-shallow-100", "patch-60000")

@@ -28,6 +28,7 @@ SHAPES = {"Qwen2.5-VL-7B": (7, 128), "Qwen3-VL-8B": (4, 128), "Gemma 3 4B": (2, 
 MOST_REGISTERS = 255
 
 
+@pytest.mark.nightly
 def test_the_kernel_attends_as_whole_masks_do() -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "tests.models.interpret_attention"],

@@ -117,7 +117,7 @@ def test_the_commands_that_make_a_container_s_key_do(
     assert done.returncode == 0 and KeyRing(tmp_path / "serve").tenant(done.stdout.strip()) is not None, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_the_container_copies_builds_and_its_check_answers(tmp_path: Path) -> None:
     for kind, rest in container_steps():
         if kind == "COPY":

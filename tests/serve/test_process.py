@@ -52,7 +52,7 @@ def test_what_was_acknowledged_outlives_a_kill(tmp_path: Path, pngs: list[bytes]
         assert again.usage.prompt_tokens_details.cached_tokens > 0  # type: ignore[union-attr]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_ends_within_its_grace(tmp_path: Path, pngs: list[bytes]) -> None:
     with process(tmp_path, "--set", "grace=1") as server:
         long = {"temperature": 2, "seed": 1, "max_tokens": 3_000, "stream": True}
@@ -65,7 +65,7 @@ def test_it_ends_within_its_grace(tmp_path: Path, pngs: list[bytes]) -> None:
         assert not lines, server.log
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "word"), [(["--host", "0.0.0.0"], "keys add"), (["no/such/model"], "no/such/model")]
 )

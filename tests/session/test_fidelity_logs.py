@@ -52,7 +52,7 @@ def write_many(folder: Path, kind: str, count: int, barrier: Barrier) -> None:
     logs.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_at_once_lose_no_measurement(tmp_path: Path) -> None:
     barrier, count = SPAWN.Barrier(2), 40
     given = [(folder_of(tmp_path), kind, count, barrier) for kind in ("image", "video")]

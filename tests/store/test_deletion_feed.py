@@ -221,7 +221,7 @@ def test_the_checker_finds_a_late_read():
     assert not violations([put, deleted, Event("put", "x", 4, 4.2), Event("found", "x", 4.5, 5)], 1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_history_shows_a_read_after_the_stated_time(seed, tmp_path, redis_server, prefix):  # noqa: F811
     """Three stores with clocks a minute apart, of which one cannot reach the server for a while."""

@@ -42,8 +42,8 @@ def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     "options",
     [
         {},
-        *(pytest.param(one, marks=pytest.mark.slow) for one in (PACKED, {"prefetch": True})),
-        *(pytest.param(one, marks=pytest.mark.slow) for one in (CLUSTERS, EAGER)),
+        *(pytest.param(one, marks=pytest.mark.nightly) for one in (PACKED, {"prefetch": True})),
+        *(pytest.param(one, marks=pytest.mark.nightly) for one in (CLUSTERS, EAGER)),
     ],
     ids=str,
 )
@@ -167,7 +167,7 @@ def test_rows_of_a_loaded_stream_are_read_once(prefetch: bool, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("room", [0, 9, *(pytest.param(room, marks=pytest.mark.slow) for room in (1, 30, 1000))])
+@pytest.mark.parametrize("room", [0, 9, *(pytest.param(room, marks=pytest.mark.nightly) for room in (1, 30, 1000))])
 def test_rows_that_were_read_keep_to_the_budget(room: int, tmp_path: Path) -> None:
     frames = shown(NAME, FRAMES + 24)
     with kept(tmp_path) as made, made.stream(**SMALL) as stream:

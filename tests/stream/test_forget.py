@@ -82,7 +82,7 @@ def test_posting_lists_have_the_other_frames(seed: int) -> None:
     "options",
     [
         {},
-        *(pytest.param(one, marks=pytest.mark.slow) for one in (PACKED, {"host_bytes": 1}, {**PACKED, **CLUSTERS})),
+        *(pytest.param(one, marks=pytest.mark.nightly) for one in (PACKED, {"host_bytes": 1}, {**PACKED, **CLUSTERS})),
     ],
     ids=str,
 )

@@ -28,7 +28,7 @@ def copied(lines: RecalledLines, frames: FrameNumbers) -> tuple[numpy.ndarray, F
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 4))])
 def test_lines_come_back(seed: int) -> None:
     chance, every, lines = random.Random(seed), every_line(), RecalledLines(WIDTH)
     here: set[int] = set()

@@ -114,7 +114,7 @@ def test_a_source_that_never_comes_is_given_up_after_its_time() -> None:
     assert "word" not in str(error.value) and "secret" not in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_source_that_falls_silent_is_given_up_too() -> None:
     """It accepts, sends a part of a clip and then nothing, without closing."""
 

@@ -64,7 +64,7 @@ def seconds(action: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", OUTAGES)
 def test_an_outage_is_short_counted_and_passes(
     behind: Tier, proxy: FaultyProxy, piece: Record, fault: Callable[[FaultyProxy], None]
@@ -97,7 +97,7 @@ def test_an_outage_is_short_counted_and_passes(
     assert behind.statistics.damaged == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", OUTAGES)
 def test_an_outage_in_the_middle_of_a_record(
     behind: Tier, proxy: FaultyProxy, piece: Record, fault: Callable[[FaultyProxy], None]
