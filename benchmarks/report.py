@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.figures import read_figures
 from benchmarks.plots import draw_table
-from benchmarks.rowfile import read_rows
 from benchmarks.table import Bar, Table, bars_markdown, bars_of, show_bars, show_table, table_markdown
 from emblema.errors import EmblemaError, PromptError
 from emblema.eval.figures import environment
@@ -202,7 +202,7 @@ def read_run(listing: Path, command: str, asked: str, lists: Sequence[str] = ("r
         EmblemaError: the file is not there, or is none of such a run's.
     """
     try:
-        found = read_rows(listing)
+        found = read_figures(listing)
         if not (all(isinstance(found[name], list) for name in lists) and found["asked"][asked]):
             raise ValueError(f"no {' and '.join(lists)}")
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table as ScreenTable
 from rich.text import Text
 
+from benchmarks.figures import as_kept
 from benchmarks.intervals import Interval
-from benchmarks.rowfile import as_kept
 from emblema.errors import PromptError
 from emblema.eval.figures import plain
 from emblema.eval.metrics import Share

@@ -1,6 +1,5 @@
 """Commands that measure answers against re-prefill, and the page of their results."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -86,111 +85,28 @@ def fidelity(
     screen.print(f"report: {report / 'report.md'}   figures: {place}", soft_wrap=True)
 
 
-def long(
-    items: Annotated[int, typer.Option(min=1, help="Fresh items, in both settings.")] = 100,
-    controls: Annotated[int, typer.Option(min=0, help="Of so many of them a list of colours too.")] = 20,
-    seed: DrawnSeed = None,
-    methods: Annotated[str | None, typer.Option(help="Methods with semicolons, beside full.")] = None,
-    protocol: Annotated[bool, typer.Option("--protocol", help="Measure nothing: write the page's protocol.")] = False,
-    figures: Figures = None,
-    report: Report = Path("long"),
-    device: Device = None,
-    plain: Plain = False,
-) -> None:
-    """Measure long answers token by token: lists, teacher-forced and free-running; a killed run goes on."""
-    from benchmarks.long.measure import METHODS, LongOptions, LongRecord, LongRun
-    from benchmarks.long.report import show, write_run
-    from benchmarks.models.delta import load_lists
-    from benchmarks.recordfile import RecordFile
-    from benchmarks.report import report_places
-    from emblema.cli.screen import console, quiet
-    from emblema.engine.engine import Engine
-    from emblema.link.policy.policy import Policy
-
-    screen = console(plain)
-    _, listing = report_places(report, figures, "long.json")
-    named = METHODS if methods is None else tuple(name.strip() for name in methods.split(";") if name.strip())
-    drawn = drawn_seed(seed)
-    options = LongOptions(drawn, items, controls, tuple(dict.fromkeys(("full", *named))))
-    records: list[LongRecord] = []
-    if not protocol:
-        quiet()
-        with (
-            RecordFile(listing.with_suffix(".records.jsonl"), LongRecord) as file,
-            Engine(*load_lists(device), policy=Policy.quiet()) as engine,
-        ):
-            records = LongRun(engine, options, file).run(screen)
-    screen.print(f"report: {write_run(options, records, listing)}   figures: {listing}", soft_wrap=True)
-    show(screen, listing)
-
-
 def results(
-    figures: Annotated[Path, typer.Option(help="Folder of the JSON files that `bench fidelity` wrote.")] = Path(
-        "docs/results"
-    ),
+    figures: Annotated[Path, typer.Option(help="Folder of the page's figures, fidelity.json.")] = Path("docs/results"),
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("docs/results.md"),
+    runs: Annotated[
+        list[Path] | None, typer.Option(help="Files that `fidelity --json` wrote: make the page's figures of them.")
+    ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing: hold the page to the files, and these to a small sample.")
+        bool, typer.Option("--check", help="Write nothing: hold the page to its figures, and these to a small sample.")
     ] = False,
     items: Annotated[int, typer.Option(min=1, help="Items of each task in the sample.")] = 4,
     plain: Plain = False,
 ) -> None:
     """Write the page of results from committed figures, or check that it still holds."""
-    from benchmarks.fidelity.results import check_page, sample, write_page
-    from benchmarks.long import report as long_report
-    from benchmarks.traffic.report import check_report, read_result, write_report
+    from benchmarks.fidelity.results import FIGURES_FILE, check_page, collect, sample, write_page
     from emblema.cli.screen import console
 
     screen = console(plain)
-    traffic = sorted(figures.glob("traffic*/traffic.json"))
-    pages: list[tuple[Path, Callable[[Path], Path], Callable[[Path], None]]] = [
-        (figures / "long" / "long.json", long_report.write_page, long_report.check_page),
-    ]
-    there = [(listing, write, hold) for listing, write, hold in pages if listing.is_file()]
+    if runs:
+        collect(runs, figures / FIGURES_FILE)
     if not check:
         screen.print(f"results: {write_page(figures, out)}", soft_wrap=True)
-        for listing in traffic:
-            write_report(read_result(listing), listing.parent)
-        for listing, write, _ in there:
-            screen.print(f"results: {write(listing)}", soft_wrap=True)
         return
     check_page(figures, out)
-    for listing in traffic:
-        check_report(listing.parent)
-    for listing, _, hold in there:
-        hold(listing)
     for line in sample(figures, items, model_loader(None, screen), screen):
         screen.print(line, soft_wrap=True)
-
-
-def deficit(
-    model: Models = "reference",
-    items: Annotated[int, typer.Option(help="How many fresh items; half of them teach, half are held out.")] = 40,
-    seed: Seed = 0,
-    task: Annotated[str, typer.Option(help="A task whose items hold a chunk after another one.")] = "maps",
-    carried: Annotated[str, typer.Option(help="The task whose directions are carried to it.")] = "clip",
-    figures: Figures = None,
-    report: Report = Path("deficit"),
-    device: Device = None,
-    plain: Plain = False,
-) -> None:
-    """Take apart what blind reuse loses: the deficit's size, rank, depth, tokens and heads, with plots."""
-    from benchmarks.deficit.measure import DeficitOptions, measure, measure_untrained
-    from benchmarks.deficit.report import data, write
-    from benchmarks.report import labels_of, models_of, report_places
-    from benchmarks.rowfile import rounded, write_rows
-    from emblema.cli.screen import console
-
-    folder, listing = report_places(report, figures, "deficit.json")
-    screen = console(plain)
-    wanted = DeficitOptions(task, carried, seed, items)
-    models, load = models_of(model), model_loader(device, screen)
-    measured = []
-    for name, label in zip(models, labels_of(models), strict=True):
-        engine = load(name)
-        measured.append(measure(engine, label, wanted, screen=screen))
-        if len(measured) == 1:
-            untrained = measure_untrained(engine, label, wanted, screen=screen)
-    measured.append(untrained)
-    write_rows(rounded(data(measured)), listing)
-    screen.print(f"report: {write(measured, folder)}   figures: {listing}", soft_wrap=True)

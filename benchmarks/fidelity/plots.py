@@ -5,10 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from benchmarks.fidelity.arms import BLIND, FULL, SHARES
-from benchmarks.fidelity.summary import POOLED
+from benchmarks.fidelity.arms import BLIND, FULL
 from benchmarks.fidelity.tables import FigureRow, interval, known
 from benchmarks.plots import (
     COLOURS,
@@ -20,7 +18,6 @@ from benchmarks.plots import (
     rank_axis,
     save_figure,
     style_panel,
-    write_png,
 )
 
 FLOOR = 1e-7
@@ -102,44 +99,3 @@ def draw_residuals(residuals: Mapping[str, np.ndarray], title: str, path: Path) 
     style_panel(axes, told, "", "KL from re-prefill, nats")
     axes.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=8)
     return save_figure(figure, path.parent, path.stem)
-
-
-def draw_overview(rows: Sequence[FigureRow], path: Path) -> Path | None:
-    """Draw eta of every method at each share of the bytes, slid and pooled; None if none was measured."""
-    shown = [row for row in rows if row["task"] == POOLED and row["setting"] == "slid" and "@" in row["strategy"]]
-    shown = [row for row in shown if known(row["eta"]) and row["kv_bytes_share"] > 0]
-    if not shown:
-        return None
-    models = list(dict.fromkeys(row["model"] for row in shown))
-    eta = {(row["model"], row["strategy"]): row for row in shown}
-    methods = list(dict.fromkeys(row["strategy"].partition("@")[0] for row in shown))
-
-    def mean(method: str) -> float:
-        found = [row["eta"] for (_, name), row in eta.items() if name == f"{method}@{max(SHARES)}%"]
-        return sum(found) / len(found) if found else LEAST_ETA
-
-    methods.sort(key=mean)
-    figure = Figure(figsize=(9.6, 0.34 * len(methods) + 1.5), layout="constrained")
-    panels = figure.subplots(1, len(SHARES), sharey=True)
-    for axes, share in zip(panels, SHARES, strict=True):
-        for index, model in enumerate(models):
-            places = [at for at, method in enumerate(methods) if (model, f"{method}@{share}%") in eta]
-            held = [eta[model, f"{methods[at]}@{share}%"] for at in places]
-            heights = [at + 0.16 * (index - (len(models) - 1) / 2) for at in places]
-            values = [max(row["eta"], LEAST_ETA) for row in held]
-            low = [value - max(row["intervals"]["eta"][0], LEAST_ETA) for value, row in zip(values, held, strict=True)]
-            high = [max(row["intervals"]["eta"][1], LEAST_ETA) - value for value, row in zip(values, held, strict=True)]
-            axes.errorbar(values, heights, xerr=[[max(0.0, size) for size in low], [max(0.0, size) for size in high]],
-                          fmt=MARKS[index % len(MARKS)], markersize=4, linewidth=1, label=model)  # fmt: skip
-        axes.axvline(0, color="0.6", linewidth=0.8)
-        axes.axvline(1, color="0.6", linewidth=0.8)
-        axes.set_xlim(LEAST_ETA - 0.05, 1.05)
-        axes.set_title(f"{share} % of the KV bytes", fontsize=10)
-        axes.set_xlabel("eta: share of blind reuse's KL removed, slid")
-        axes.grid(axis="y", color="0.92")
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_yticks(range(len(methods)), methods)
-    panels[0].legend(frameon=False, fontsize=8, loc="lower right")
-    write_png(figure, path, dpi=110, metadata={"Software": None})
-    return path

@@ -13,8 +13,8 @@ from benchmarks.fidelity.measure import FidelityOptions, FidelityRecord, items_o
 from benchmarks.fidelity.plots import draw_budgets, draw_ranks, draw_residuals
 from benchmarks.fidelity.summary import POOLED, rows_of
 from benchmarks.fidelity.tables import FigureRow, main_table, matched_table
+from benchmarks.figures import write_figures
 from benchmarks.report import labels_of, writable_folder, write_parts
-from benchmarks.rowfile import write_rows
 from benchmarks.tasks.judge import Judge
 from benchmarks.tasks.prompts import SETTINGS, Style
 from emblema.engine.engine import Engine
@@ -23,12 +23,10 @@ from emblema.eval.figures import plain
 
 READING = (
     "Every figure is against re-prefill in the same setting. *slid*: the antecedents conditioned the chunks and are "
-    "absent for the question; *visible*: they are still attended. KL: at the answer's first token, nats. eta: 1 − mean "
-    "KL / mean KL of blind reuse, unclipped; median eta: over the questions that blind reuse moves. Flips restored: of "
-    "the answers that blind reuse changes, the share where the method gives re-prefill's. KV bytes: patches, kept "
-    "residual streams and recomputed rows, over the KV of the chunks in the window. Rows computed: in layers, over the "
-    "prompt's; chunks that have left the window are computed too where a method recomputes in context. Intervals: 95 "
-    "%, paired bootstrap by episode."
+    "absent for the question. *visible*: they are still attended. KL is taken at the answer's first token, in nats. "
+    "*eta* is 1 − mean KL / mean KL of blind reuse. *Flips restored*: of the answers that blind reuse changes, the "
+    "share where the method gives re-prefill's. *KV bytes*: patches and rows that are computed again, over the KV of "
+    "the chunks. *Rows*: rows computed, in layers, over the prompt's. Intervals: 95 %, paired bootstrap by episode."
 )
 
 
@@ -166,6 +164,6 @@ def run(
             "rows": rows_of(kept),
         }
     )
-    write_rows(found, json_path)
+    write_figures(found, json_path)
     write_report(found, kept, report)
     return dict(found)

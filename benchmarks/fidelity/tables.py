@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.fidelity.arms import BLIND, FULL, SHARES, TOKEN_METHODS
+from benchmarks.fidelity.arms import BLIND, FULL, SHARES
 from benchmarks.fidelity.summary import POOLED
 from benchmarks.intervals import Interval
 from benchmarks.table import markdown_table
 
 FigureRow = Mapping[str, Any]
 """Figures of one strategy, as `summary.rows_of` makes them and files keep them."""
-RIVALS = (*TOKEN_METHODS, "epic", "cacheblend2", "vlcache", "sink")
 FLIPS = 100
 """Changed answers that a flip recovery has to be counted on."""
 
@@ -148,39 +147,6 @@ def bars_table(rows: Sequence[FigureRow]) -> str:
         if lines
         else ""
     )
-
-
-def rivals_table(rows: Sequence[FigureRow]) -> str:
-    """Return the token method that comes nearest to the patch at each share, or passes it; empty without any."""
-    lines = []
-    for model, setting in _groups(rows):
-        own = _pooled(rows, model, setting)
-        for share in SHARES:
-            patch = own.get(f"patch@{share}%")
-            rivals = [
-                row for name in RIVALS if (row := own.get(f"{name}@{share}%")) and known(row.get("eta_below_patch"))
-            ]
-            if patch is None or not rivals:
-                continue
-            for oracle in (False, True):
-                found = [row for row in rivals if row["strategy"].startswith("oracle") == oracle]
-                if found:
-                    best = min(found, key=lambda row: row["eta_below_patch"])
-                    deep = own.get(f"patch-deep@{share}%", {})
-                    lines.append((model, setting, f"{share} %", f"`{best['strategy']}`", number(best["eta"]),
-                                  number(patch["eta"]), _says(best, "eta_below_patch"), number(deep.get("eta")),
-                                  _says(best, "eta_below_deep")))  # fmt: skip
-    head = ("model", "setting", "bytes", "best method on tokens", "its eta", "the patch", "the patch's lead",
-            "deep half only", "its lead")  # fmt: skip
-    return markdown_table(head, lines) if lines else ""
-
-
-def _says(row: FigureRow, figure: str) -> str:
-    """Return a lead with its interval; one that may be none, or is the other's, in words."""
-    if not known(row.get(figure)):
-        return "–"
-    low, high = row["intervals"][figure]
-    return ranged(row, figure) + ("" if low > 0 else " behind" if high < 0 else " no difference")
 
 
 def _groups(rows: Sequence[FigureRow]) -> list[tuple[str, str]]:

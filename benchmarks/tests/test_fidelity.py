@@ -15,11 +15,11 @@ from rich.console import Console
 from benchmarks.fidelity.measure import FidelityRecord, FidelityRun, items_of
 from benchmarks.fidelity.plots import draw_budgets, draw_ranks, draw_residuals
 from benchmarks.fidelity.report import run, wanted_of
-from benchmarks.fidelity.results import read_run, runs
+from benchmarks.fidelity.results import FIGURES_FILE, read_run
 from benchmarks.fidelity.summary import POOLED, rows_of
+from benchmarks.figures import read_figures
 from benchmarks.models import model_source
 from benchmarks.recordfile import RecordFile
-from benchmarks.rowfile import read_rows
 from benchmarks.tasks.items import ItemQuestion, Media, TaskItem
 from benchmarks.tasks.judge import Judge
 from benchmarks.tasks.registry import TASKS, GeneratedTask
@@ -182,7 +182,10 @@ def test_the_report_has_its_tables_and_plots(folder: Path, found: dict[str, Any]
         with Image.open(folder / name) as drawn:
             assert np.asarray(drawn.convert("L")).std() > 5
     assert "| `mpic` |" in text and "| `patch-25%` |" in text
-    assert read_rows(folder / "f.json") == read_run(folder / "f.json")
+    written = read_figures(folder / "f.json")["rows"]
+    assert [(row["strategy"], row["accuracy"]) for row in written] == [
+        (row["strategy"], pytest.approx(row["accuracy"], rel=1e-4)) for row in found["rows"]
+    ]
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
@@ -273,12 +276,12 @@ def test_a_records_file_that_holds_something_else_is_refused_by_line(file: Path,
     ],
 )
 def test_broken_figures_are_refused(tmp_path: Path, text: str, said: str) -> None:
-    path = tmp_path / "fidelity-x.json"
+    path = tmp_path / FIGURES_FILE
     path.write_text(text)
     with pytest.raises(EmblemaError, match=said):
-        runs(tmp_path)
-    with pytest.raises(EmblemaError, match="no fidelity"):
-        runs(tmp_path / "empty")
+        read_run(tmp_path)
+    with pytest.raises(EmblemaError, match="cannot be read"):
+        read_run(tmp_path / "empty")
 
 
 def test_no_item_that_slides_is_one_clear_error(
@@ -293,6 +296,8 @@ def test_no_item_that_slides_is_one_clear_error(
 def test_bundled_names_are_folders_and_others_stay() -> None:
     assert Path(model_source("reference")).is_dir()
     assert model_source("owner/name") == "owner/name"
+    with pytest.raises(EmblemaError, match="make reference MODEL=reference-mha"):
+        model_source("reference-mha")
     assert model_source("/some/folder") == "/some/folder"
 
 

@@ -1,12 +1,11 @@
-"""`python -m benchmarks fidelity`, `bench results` and `bench deficit` as a person runs them."""
+"""`python -m benchmarks fidelity` and `results` as a person runs them."""
 
 from pathlib import Path
 
 import pytest
 
-from benchmarks.rowfile import read_rows
+from benchmarks.figures import read_figures
 from benchmarks.tests.running import benchmarks, refused
-from tests.e2e import commands
 
 
 @pytest.fixture(scope="module")
@@ -16,14 +15,14 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     named = "patch-25%,mpic-8,patch@6%,mpic@6%"
     what = ("--model", "reference-mla", "--tasks", "two-page,album", "--strategies", named)
     how = ("--setting", "both", "--items", "2", "--seed", "3", "--plain")
-    where = ("--json", str(place / "fidelity-small.json"), "--report", str(place / "report"))
+    where = ("--json", str(place / "small.json"), "--report", str(place / "report"))
     done = benchmarks("fidelity", *what, *how, *where)
     assert done.returncode == 0, done.stderr
     return place
 
 
 def test_fidelity_writes_rows_a_page_and_plots(measured: Path) -> None:
-    found = read_rows(measured / "fidelity-small.json")
+    found = read_figures(measured / "small.json")
     seen = {(row["task"], row["setting"], row["strategy"]) for row in found["rows"]}
     assert {(task, setting, "patch-25%") for task in ("two-page", "album") for setting in ("visible", "slid")} <= seen
     assert {row["model"] for row in found["rows"]} == {"reference-mla"}
@@ -35,7 +34,7 @@ def test_fidelity_writes_rows_a_page_and_plots(measured: Path) -> None:
 def test_results_writes_a_page_that_holds(measured: Path, tmp_path: Path) -> None:
     out = tmp_path / "results.md"
     where = ("--figures", str(measured), "--out", str(out), "--plain")
-    done = benchmarks("results", *where)
+    done = benchmarks("results", *where, "--runs", str(measured / "small.json"))
     assert done.returncode == 0, done.stderr
     assert "## Beside the papers" in out.read_text()
     done = benchmarks("results", *where, "--check", "--items", "1")
@@ -43,15 +42,6 @@ def test_results_writes_a_page_that_holds(measured: Path, tmp_path: Path) -> Non
     assert "reference-mla, two-page, slid: 1 items hold" in done.stdout
     out.write_text(out.read_text() + "0.99")
     assert "is not what" in refused("results", *where, "--check")
-
-
-@pytest.mark.slow
-def test_deficit_writes_its_figures_and_plots(tmp_path: Path) -> None:
-    where = ("--json", str(tmp_path / "deficit.json"), "--report", str(tmp_path / "report"))
-    done = commands.benchmarks("deficit", "--items", "4", "--seed", "2", "--plain", *where, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert read_rows(tmp_path / "deficit.json")
-    assert list((tmp_path / "report").glob("*.png")) and list((tmp_path / "report").glob("*.md"))
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def prose(text: str) -> list[str]:
     inside = False
     for line in text.splitlines():
         own = line.strip()
-        if not own or own.startswith(("#", "|", ":::", "---", "<")) or line.startswith("    ") and not inside:
+        if not own or own.startswith(("#", "|", ":::", "---", "<", ">")) or line.startswith("    ") and not inside:
             inside = False
             continue
         item = re.match(r"(?:[-*+]|\d+\.)\s+(.*)", own)
