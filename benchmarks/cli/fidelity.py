@@ -226,39 +226,6 @@ def results(
         screen.print(line, soft_wrap=True)
 
 
-def deficit(
-    model: Models = "reference",
-    items: Annotated[int, typer.Option(help="How many fresh items; half of them teach, half are held out.")] = 40,
-    seed: Seed = 0,
-    task: Annotated[str, typer.Option(help="A task whose items hold a chunk after another one.")] = "maps",
-    carried: Annotated[str, typer.Option(help="The task whose directions are carried to it.")] = "clip",
-    figures: Figures = None,
-    report: Report = Path("deficit"),
-    device: Device = None,
-    plain: Plain = False,
-) -> None:
-    """Take apart what blind reuse loses: the deficit's size, rank, depth, tokens and heads, with plots."""
-    from benchmarks.deficit.measure import DeficitOptions, measure, measure_untrained
-    from benchmarks.deficit.report import data, write
-    from benchmarks.report import labels_of, models_of, report_places
-    from benchmarks.rowfile import rounded, write_rows
-    from emblema.cli.screen import console
-
-    folder, listing = report_places(report, figures, "deficit.json")
-    screen = console(plain)
-    wanted = DeficitOptions(task, carried, seed, items)
-    models, load = models_of(model), model_loader(device, screen)
-    measured = []
-    for name, label in zip(models, labels_of(models), strict=True):
-        engine = load(name)
-        measured.append(measure(engine, label, wanted, screen=screen))
-        if len(measured) == 1:
-            untrained = measure_untrained(engine, label, wanted, screen=screen)
-    measured.append(untrained)
-    write_rows(rounded(data(measured)), listing)
-    screen.print(f"report: {write(measured, folder)}   figures: {listing}", soft_wrap=True)
-
-
 def _show_bars(screen: Console, found: Mapping[str, Any], bars: "Callable[[str, str], Iterable[Bar]]") -> None:
     """Print the bars of every model in both settings."""
     from benchmarks.table import show_bars
