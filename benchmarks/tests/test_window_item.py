@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.models import model_source
+from benchmarks.window.experiment import patch_weight, quarter_rank
 from benchmarks.window.item import SUBJECT, Logits, WindowItem, added, difference, norm
-from benchmarks.window.probe import patch_weight, quarter_rank
 from emblema.engine.engine import Engine
 from emblema.kv.patch import form_patch, rank_for_share
 from emblema.link.policy.fidelity import divergence
