@@ -15,7 +15,7 @@ from benchmarks.tests.running import benchmarks, refused
 from benchmarks.window.arms import AUTO, BLIND, FULL, PREFIX, counted_rows
 from benchmarks.window.experiment import Measured, measure
 from benchmarks.window.kamera import SETS, Recall, Reorder, Slide, turnovers_of
-from benchmarks.window.kamera_appendix import Drift, Refresh, Superset
+from benchmarks.window.kamera_appendix import ChangedAntecedents, Refresh, Superset
 from benchmarks.window.page import blocks
 from benchmarks.window.trace import TraceSettings, agent_trace, novelty_trace
 from benchmarks.window.trace_run import StepRecord, run_trace, trace_measured
@@ -36,7 +36,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def measured(engine: Engine) -> dict[str, Measured]:
-    experiments = [Reorder(QUICK), Slide(), Recall(), Drift(), Superset(), Refresh(pooled=3)]
+    experiments = [Reorder(QUICK), Slide(), Recall(), ChangedAntecedents(), Superset(), Refresh(pooled=3)]
     found = measure(engine, "reference", SampleSize(2, 17), experiments)
     return {experiment.name: own for experiment, own in zip(experiments, found, strict=True)}
 

@@ -42,7 +42,7 @@ SAFE = 0.5
 """Share of an answer's gap that a stored patch has to close for its reuse to count as right."""
 
 
-class Drift(Experiment):
+class ChangedAntecedents(Experiment):
     """A stored patch after antecedents that were changed, and what a cheap signal says of it."""
 
     name = "drift"

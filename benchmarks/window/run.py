@@ -13,7 +13,7 @@ from benchmarks.report import labels_of
 from benchmarks.table import Bar, SampleSize, show_bars
 from benchmarks.window.experiment import Experiment, Measured, measure
 from benchmarks.window.kamera import Recall, Reorder, Slide
-from benchmarks.window.kamera_appendix import Drift, Refresh, Superset
+from benchmarks.window.kamera_appendix import ChangedAntecedents, Refresh, Superset
 from benchmarks.window.page import write_page
 from benchmarks.window.trace import Trace, TraceSettings, agent_trace, novelty_trace
 from benchmarks.window.trace_run import TraceMeasured, run_trace, trace_measured
@@ -21,7 +21,7 @@ from emblema.engine.engine import Engine
 from emblema.eval.progress import steps
 
 EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
-    kind.name: kind for kind in (Reorder, Slide, Recall, Drift, Superset, Refresh)
+    kind.name: kind for kind in (Reorder, Slide, Recall, ChangedAntecedents, Superset, Refresh)
 }
 """Every table of Kamera's section 5 and appendix D."""
 PARTS = ("trace", *EXPERIMENTS)
