@@ -13,13 +13,8 @@ def window(
     model: Models = "reference",
     items: Annotated[int, typer.Option(help="How many fresh items for each table.")] = 200,
     steps: Annotated[int, typer.Option(help="Steps of the agent's trace; a tenth of them of the novelty trace.")] = 200,
-    pictures: Annotated[int, typer.Option(help="Pictures of 64 tokens in the trace's window.")] = 32,
-    changing: Annotated[
-        bool, typer.Option("--changing", help="A harder trace: every legend gives its colours other lands.")
-    ] = False,
-    only: Annotated[
-        str | None, typer.Option(help="agent, novelty, or tables by name, with commas; all if left out.")
-    ] = None,
+    pictures: Annotated[str, typer.Option(help="Pictures of 64 tokens in the traces' windows, with commas.")] = "32,16",
+    only: Parts = None,
     seed: Seed = 0,
     figures: Figures = None,
     report: Report = Path("window"),
@@ -27,17 +22,20 @@ def window(
     plain: Plain = False,
 ) -> None:
     """Measure the window: reorder, slide, recall and drift, and an agent's trace; a killed run goes on where it was."""
-    from benchmarks.report import models_of, parts_of, report_places
+    from benchmarks.report import comma_list, models_of, parts_of, report_places
     from benchmarks.table import SampleSize
     from benchmarks.window.run import PARTS, WindowOptions, run_window
-    from benchmarks.window.trace import TraceSettings
     from emblema.cli.screen import console
+    from emblema.errors import EmblemaError
 
-    settings = TraceSettings(steps=steps, window=pictures, changing=changing)
-    options = WindowOptions(tuple(models_of(model)), SampleSize(items, seed), settings, parts_of(only, PARTS))
+    windows = comma_list(pictures)
+    if not windows or not all(map(str.isdecimal, windows)):
+        raise EmblemaError(f"--pictures {pictures!r}: give numbers with commas")
+    sizes = tuple(map(int, windows))
+    options = WindowOptions(tuple(models_of(model)), SampleSize(items, seed), steps, sizes, parts_of(only, PARTS))
     folder, listing = report_places(report, figures, "window.json")
     screen = console(plain)
-    run_window(options, model_loader(device, screen), listing, folder, screen)
+    run_window(options, model_loader(device, screen), listing, folder / "window.md", screen)
     screen.print(f"report: {folder / 'window.md'}   figures: {listing}", soft_wrap=True)
 
 

@@ -10,7 +10,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from benchmarks.deficit.recorder import recorded
+from benchmarks.fidelity.recorder import recorded
 from emblema.errors import ModelError, StrategyError
 from emblema.kv.chunk import Chunk
 from emblema.link.executor import Executor

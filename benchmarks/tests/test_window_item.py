@@ -2,12 +2,11 @@
 
 from functools import cache
 
-import numpy as np
 import pytest
 
 from benchmarks.models import model_source
+from benchmarks.window.experiment import patch_weight, quarter_rank
 from benchmarks.window.item import SUBJECT, Logits, WindowItem, added, difference, norm
-from benchmarks.window.probe import patch_weight, quarter_rank
 from emblema.engine.engine import Engine
 from emblema.kv.patch import form_patch, rank_for_share
 from emblema.link.policy.fidelity import divergence
@@ -66,18 +65,6 @@ def test_strategies_make_the_rows_that_they_say(model: str) -> None:
     # The rows that were read do not change with the table, which is as it was.
     assert norm(difference(rows, sequence.rows())) == 0
     assert apart(first, sequence.ask()) == 0
-
-
-def test_items_repeat_and_differ() -> None:
-    again = WindowItem(loaded("reference"), 5, 0)
-    assert [question.expected for question in again.questions] == [
-        question.expected for question in item("reference").questions
-    ]
-    pages = again.pages
-    assert np.array_equal(np.asarray(pages[SUBJECT].image()), np.asarray(item("reference").pages[SUBJECT].image()))
-    assert not np.array_equal(
-        np.asarray(pages[SUBJECT].image()), np.asarray(WindowItem(loaded("reference"), 6, 0).pages[SUBJECT].image())
-    )
 
 
 def test_re_prefill_knows_the_answers_and_the_other_legends_change_them() -> None:

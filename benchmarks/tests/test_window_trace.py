@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.tasks.tiles import ICON_NAMES
 from benchmarks.tasks.world import COLOUR_NAMES, LANDS, Legend, Map
 from benchmarks.window.trace import ShownPicture, Trace, TraceSettings, TraceStep, agent_trace, novelty_trace
-from emblema.errors import PromptError
 
 SHAPES = st.builds(
     TraceSettings,
@@ -113,16 +111,6 @@ def test_a_seed_decides_the_trace_and_fewer_steps_are_its_first() -> None:
     assert agent_trace(6, TraceSettings(steps=15, window=6)).steps != short.steps
 
 
-def test_the_trace_of_the_bench_has_what_it_is_about() -> None:
-    trace = agent_trace(0)
-    assert len(trace.steps) == 200 and trace.warm == 32
-    warm = trace.steps[trace.warm :]
-    assert all(len(step.window) == 32 for step in warm)
-    assert sum(step.entering[0].back for step in warm) > 10
-    wheres = [step.question.where for step in warm]
-    assert all(wheres.count(where) > 5 for where in ("one", "binding", "gone"))
-
-
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 3), st.integers(4, 32))
 def test_novelty_shows_nothing_twice(seed: int, steps: int, window: int) -> None:
@@ -132,19 +120,3 @@ def test_novelty_shows_nothing_twice(seed: int, steps: int, window: int) -> None
     assert shown == list(range(len(trace.pages)))
     assert all(step.window == step.entering and len(step.window) == shape.window for step in trace.steps)
     assert [step.leaving for step in trace.steps] == [0] + [shape.window] * (len(trace.steps) - 1)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        ({"steps": 0}, "0 steps"),
-        ({"window": 3}, "a window of 3 pictures"),
-        ({"window": 33}, "a window of 33 pictures"),
-        ({"window": 8, "legend": 5}, "a legend every 5 screens"),
-        ({"look_back": 1}, "not 1, 5 and"),
-        ({"gone": 1.5}, "1.5"),
-    ],
-)
-def test_shapes_out_of_range_are_refused(wrong: dict[str, float], told: str) -> None:
-    with pytest.raises(PromptError, match=told):
-        TraceSettings(**wrong)  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -20,8 +20,8 @@ from emblema.session.requests import Prefill
 from emblema.store.store import Store
 from emblema.window.parts import PartHandle
 
-AUTO, FULL, PREFIX, BLIND, PROMPTS = "auto", "full", "prefix", "blind", "auto, as prompts"
-ARMS = {"agent": (FULL, AUTO, PREFIX, BLIND), "novelty": (FULL, AUTO, PROMPTS)}
+AUTO, FULL, PREFIX, BLIND = "auto", "full", "prefix", "blind"
+ARMS = {"agent": (FULL, AUTO, PREFIX, BLIND), "novelty": (FULL, AUTO)}
 
 
 class RowCounter:
@@ -60,24 +60,17 @@ class StepResult:
     Attributes:
         logits: [vocab] float32 of the answer.
         seconds: from the new picture to the logits, its encoding included.
-        rows: rows computed until then, a row that ran in some layers alone as that share of one.
-        later: rows computed after the answer.
-        lane: what was taken.
+        rows: rows computed for the step, those after its answer included.
         held: bytes kept for the steps to come: rows, patches, embeddings of what may be looked back at.
         new_rows: of the step's new picture, its text and question; `back_rows`: of a picture looked back at.
-        checks: comparisons that the canary made so far; `skipped`: those that it could not make.
     """
 
     logits: Tensor
     seconds: float
     rows: float
-    later: float
-    lane: str
     held: int = 0
     new_rows: int = 0
     back_rows: int = 0
-    checks: int = 0
-    skipped: int = 0
 
 
 class StepMeter:
@@ -97,19 +90,15 @@ class StepMeter:
 
     def answered(self, prefill: Prefill) -> StepResult:
         """Return what the answer took; waits for what the engine does after it."""
-        seconds, rows = time.perf_counter() - self._began, self._counter.rows - self._rows
+        seconds = time.perf_counter() - self._began
         self._engine.settle()
-        later = self._counter.rows - self._rows - rows
-        return StepResult(prefill.logits, seconds, rows, later, prefill.usage.lane)
+        return StepResult(prefill.logits, seconds, self._counter.rows - self._rows)
 
 
 class TraceArm(Protocol):
     """Serves one step after another with an engine of its own."""
 
     engine: Engine
-
-    def follow(self, step: TraceStep) -> None:
-        """Let a step pass that was measured before."""
 
     def serve(self, step: TraceStep) -> StepResult:
         """Answer a step's question."""
@@ -124,11 +113,6 @@ class WindowArm:
         self._handles: dict[int, PartHandle] = {}
         self._embeddings: dict[PartHandle, int] = {}
 
-    def follow(self, step: TraceStep) -> None:
-        self._move(step)
-        self.window.prefill(step.question.text)
-        self.engine.settle()
-
     def serve(self, step: TraceStep) -> StepResult:
         meter = StepMeter(self.engine, self.counter)
         new, back = self._move(step)
@@ -136,10 +120,7 @@ class WindowArm:
         result = meter.answered(prefill)
         new += prefill.prompt.tokens - self.window.tokens
         kept = sum(self._embeddings.get(handle, 0) for handle in self.window.evicted)
-        held = self.window.bytes + kept + _stored(self.engine)
-        canary = self.engine.policy_runtime.statistics.canary
-        checks = canary.checks + canary.trials
-        return replace(result, held=held, new_rows=new, back_rows=back, checks=checks, skipped=canary.skipped)
+        return replace(result, held=self.window.bytes + kept + _stored(self.engine), new_rows=new, back_rows=back)
 
     def _move(self, step: TraceStep) -> tuple[int, int]:
         """Slide and append; return rows that are new, and those of what was looked back at."""
@@ -166,49 +147,42 @@ class WindowArm:
 class PromptArm:
     """The whole window as a prompt, at every step.
 
-    Args:
-        alone: whether pictures are prefilled alone when they are added, and that counts; else only the encoder runs for
-            a new picture, as in an engine that knows no pieces.
+    Under `blind`, pictures are prefilled alone when they are added, and that counts; else only the encoder runs for a
+    new picture, as in an engine that knows no pieces.
     """
 
-    def __init__(self, engine: Engine, trace: Trace, counter: RowCounter, strategy: str, alone: bool) -> None:
-        self.engine, self.trace, self.counter = engine, trace, counter
-        self.strategy, self.alone = strategy, alone
+    def __init__(self, engine: Engine, trace: Trace, counter: RowCounter, strategy: str) -> None:
+        self.engine, self.trace, self.counter, self.strategy = engine, trace, counter, strategy
         self._pieces: dict[int, EncodedChunk] = {}
         self._chunks: dict[int, Chunk] = {}
 
-    def follow(self, step: TraceStep) -> None:
-        if self.alone or self.strategy == PREFIX:
-            self.serve(step)
-        else:
-            self._encode(step)
-
     def serve(self, step: TraceStep) -> StepResult:
         meter = StepMeter(self.engine, self.counter)
-        self._encode(step)
-        if self.alone:
+        for shown in step.entering:
+            if shown.picture not in self._pieces:
+                (self._pieces[shown.picture],) = self.engine.encode(self.trace.pages[shown.picture].image())
+        if self.strategy == BLIND:
             self._prefill_alone(step)
         else:
             # Not a cost of this arm: its plan computes every row, and only needs the pieces' names.
             with meter.paused():
                 self._prefill_alone(step)
-        prefill = self.engine.prefill(prompt_of(step, self._chunks.__getitem__), self.strategy)
+        prefill = self.engine.prefill(self._prompt(step), self.strategy)
         result = replace(meter.answered(prefill), held=self._held(prefill))
-        if not self.alone and self.strategy != PREFIX:
+        if self.strategy == FULL:
             self.engine.forget_prompts()
         return result
 
+    def _prompt(self, step: TraceStep) -> list[PromptPart]:
+        shown = [part for each in step.window for part in (each.text, self._chunks[each.picture])]
+        return [*shown, step.question.text]
+
     def _held(self, prefill: Prefill) -> int:
-        if self.alone:
+        if self.strategy == BLIND:
             return _stored(self.engine)
         embeddings = sum(piece.bytes for piece in self._pieces.values())
         # An engine keeps several prompts; the last is what the next step of this trace can begin from.
         return embeddings + (kv_bytes(prefill.kv) if self.strategy == PREFIX else 0)
-
-    def _encode(self, step: TraceStep) -> None:
-        for shown in step.entering:
-            if shown.picture not in self._pieces:
-                (self._pieces[shown.picture],) = self.engine.encode(self.trace.pages[shown.picture].image())
 
     def _prefill_alone(self, step: TraceStep) -> None:
         for shown in step.window:
@@ -218,37 +192,12 @@ class PromptArm:
                 self._chunks[shown.picture] = made
 
 
-class PicturesArm:
-    """The whole window as a prompt of pictures as they are, at every step: no window, and nothing added before."""
-
-    def __init__(self, engine: Engine, trace: Trace, counter: RowCounter) -> None:
-        self.engine, self.trace, self.counter = engine, trace, counter
-
-    def follow(self, step: TraceStep) -> None:
-        self.serve(step)
-
-    def serve(self, step: TraceStep) -> StepResult:
-        meter = StepMeter(self.engine, self.counter)
-        prefill = self.engine.prefill(prompt_of(step, lambda picture: self.trace.pages[picture].image()))
-        return replace(meter.answered(prefill), held=_stored(self.engine))
-
-
 def arm_of(name: str, engine: Engine, plain: Engine, trace: Trace, counter: RowCounter) -> TraceArm:
     """Return an arm by its name, on a store of its own; `plain`: the same model, which forms nothing after answers."""
-    own = (engine if name in (AUTO, PROMPTS) else plain).on(Store())
+    own = (engine if name == AUTO else plain).on(Store())
     # What it does after answers waits for `settle`, where it is counted.
     own.defer_idle(True)
-    if name == AUTO:
-        return WindowArm(own, trace, counter)
-    if name == PROMPTS:
-        return PicturesArm(own, trace, counter)
-    return PromptArm(own, trace, counter, name, alone=name == BLIND)
-
-
-def prompt_of(step: TraceStep, picture: Callable[[int], PromptPart]) -> list[PromptPart]:
-    """Return a step's window and question as a prompt, its pictures by their numbers."""
-    shown = [part for each in step.window for part in (each.text, picture(each.picture))]
-    return [*shown, step.question.text]
+    return WindowArm(own, trace, counter) if name == AUTO else PromptArm(own, trace, counter, name)
 
 
 def _stored(engine: Engine) -> int:

@@ -13,7 +13,6 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from benchmarks.deficit.subject import alone, read_rows
 from benchmarks.fidelity.linking import endings
 from benchmarks.tasks.building import phrase, stream
 from benchmarks.tasks.episodes import legend_page, map_page
@@ -25,13 +24,15 @@ from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import Patch, deficit
-from emblema.kv.rotation import PhaseBook, place
+from emblema.kv.rotation import PhaseBook, place, unplace
 from emblema.link.executor import Executor
 from emblema.link.forming import conditioned_table, form_residual
 from emblema.link.plan import LinkPlan
-from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, TextPart
+from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, Segment, TextPart
 from emblema.link.strategies.base import Knowledge, Strategy, computed
 from emblema.link.taken_rows import LinkJob, Resources
+from emblema.models.adapter import Adapter
+from emblema.models.table import KVTable
 from emblema.session.prompt_reader import PromptPart
 from emblema.store.keys import ArtifactKey
 
@@ -110,7 +111,12 @@ class WindowItem:
     def canonical(self, name: str) -> Rows:
         """Return position-free rows of a page prefilled alone."""
         if name not in self._canonical:
-            self._canonical[name] = alone(self.adapter, self.alone(name))
+            chunk = self.alone(name)
+            book = PhaseBook(self.adapter.tables, chunk.encoded.positions.to(self.adapter.device))
+            self._canonical[name] = tuple(
+                unplace(chunk.rows[layer].to(self.adapter.device), layout, book)
+                for layer, layout in enumerate(self.adapter.layouts)
+            )
         return self._canonical[name]
 
     @cached_property
@@ -164,7 +170,7 @@ class PageSequence:
     def rows(self, at: int = -1) -> Rows:
         """Return position-free rows of the page at a place, as they were computed here."""
         segment, _ = self.prompt.chunk_segments[at]
-        return _copied(read_rows(self.item.adapter, self.table, self.prompt, segment))
+        return read_rows(self.item.adapter, self.table, self.prompt, segment)
 
     def deficits(self, at: int = -1) -> Rows:
         """Return what the page at a place absorbed from what is before it (Kamera, equation 2)."""
@@ -187,7 +193,7 @@ class PageSequence:
         self.table.truncate(start)
         try:
             Executor(adapter).run(LinkJob(plan.after(start), prompt, Resources(artifacts), start), table=self.table)
-            return _copied(read_rows(adapter, self.table, self.prompt, segment))
+            return read_rows(adapter, self.table, self.prompt, segment)
         finally:
             self.table.truncate(start)
             places = torch.arange(*segment.rows)
@@ -229,6 +235,14 @@ class PageSequence:
                 table.write(layer, slots, before)
         count = len(self.item.questions)
         return {setting: found[place * count : (place + 1) * count] for place, setting in enumerate(SETTINGS)}
+
+
+def read_rows(adapter: Adapter, table: KVTable, prompt: Prompt, segment: Segment) -> Rows:
+    """Return a segment's rows of a table that holds the whole prompt: copies, position-free, float32."""
+    book = PhaseBook(adapter.tables, prompt.positions[:, segment.start : segment.stop].to(adapter.device))
+    return _copied(
+        unplace(table.read(layer, *segment.rows), layout, book) for layer, layout in enumerate(adapter.layouts)
+    )
 
 
 def _copied(rows: Iterable[LayerRows]) -> Rows:

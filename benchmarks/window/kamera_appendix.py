@@ -1,24 +1,23 @@
-"""The tables of Kamera's appendix D: drift, excess context, and the cheapest refresh."""
+"""The experiments of Kamera's appendix D: drift, excess context, and the cheapest refresh."""
+
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 
-from benchmarks.deficit.answerlog import BLIND, FULL, AnswerLog
 from benchmarks.fidelity.measure import POOL_SEED
-from benchmarks.table import Cell, Plot, Table
 from benchmarks.tasks.prompts import SETTINGS
-from benchmarks.window.item import SPARE, SUBJECT, Logits, WindowItem, added, difference
-from benchmarks.window.probe import (
-    COLUMNS,
-    READING,
+from benchmarks.window.answerlog import BLIND, FULL
+from benchmarks.window.experiment import (
+    EVERY,
+    Experiment,
     answers_of,
-    figure,
-    method_cells,
     note_answers,
     patch_weight,
     quarter_rank,
     slot_widths,
 )
+from benchmarks.window.item import SPARE, SUBJECT, Logits, WindowItem, added, difference
 from emblema.engine.engine import Engine
 from emblema.eval.metrics import MEASURABLE
 from emblema.kv.patch import form_patch
@@ -26,8 +25,6 @@ from emblema.link.forming import Directions, pooled_directions, project
 from emblema.link.policy.fidelity import divergence
 from emblema.link.strategies.reprefill import Reprefill
 
-EVERY = 5
-"""One item in so many is measured."""
 STORED, REBUILT, EXACT = "stored patch", "rebuilt patch", "exact patch"
 BEFORE = ("legend0", "map0", "legend1", "map1")
 CHANGES: dict[str, tuple[str, ...]] = {
@@ -42,18 +39,19 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "all replaced": ("other0", "map2", "other1", "map3"),
 }
 SAFE = 0.5
-"""Share of an item's gap that a stored patch has to close for its reuse to count as right."""
+"""Share of an answer's gap that a stored patch has to close for its reuse to count as right."""
 
 
-class Divergence:
-    """Drift: a stored patch after antecedents that were changed, and what a cheap signal says of it."""
+class ChangedAntecedents(Experiment):
+    """A stored patch after antecedents that were changed, and what a cheap signal says of it."""
+
+    name = "drift"
 
     def __init__(self) -> None:
-        self._log = AnswerLog()
+        super().__init__()
         self._judged: list[tuple[float, bool]] = []
 
     def take(self, item: WindowItem) -> None:
-        """Measure one item under every change, if it is its turn."""
         if item.index % EVERY:
             return
         canonical, rank, dtype = item.canonical(SUBJECT), quarter_rank(item), item.adapter.dtype
@@ -62,42 +60,21 @@ class Divergence:
             sequence = item.sequence(*pages, SUBJECT)
             exact = added(canonical, form_patch(sequence.deficits(), rank, dtype))
             answers = answers_of(sequence, {STORED: stored, EXACT: exact})
-            note_answers(self._log, item, change, answers, known=False)
+            note_answers(self.log, item, change, answers)
             apart = _cosine(item, pages)
-            self._log.value(item.episode, {f"cosine/{change}": apart})
+            self.log.value(item.episode, {f"cosine distance, {change}": apart})
             self._judged += [(apart, safe) for safe in _safe(answers)]
 
-    def table(self) -> Table:
-        """Return what was measured."""
-        rows = [
-            (change, figure(self._log, f"cosine/{change}"), *cells[:-1])
-            for change in CHANGES
-            for _, _, cells in method_cells(self._log, change)
-        ]
-        return Table(
-            "divergence",
-            "Drift: a stored patch after changed antecedents",
-            f"A map after {len(BEFORE)} pages, two of them legends, which are changed. Patches weigh a quarter of the "
-            "map's KV: stored is of the pages as they were, exact of those that are there now. A legend that is "
-            "replaced gives the same colours other lands. Cosine: distance of the mean embedding of the antecedents' "
-            f"media from what it was. {self._gate()} " + READING,
-            ("change", "cosine", *COLUMNS[:-1]),
-            tuple(rows),
-            (Plot("change", "eta", "method", bars=True), Plot("change", "KL", "method", bars=True)),
-        )
-
-    def _gate(self) -> str:
-        """Return what the cosine distance would be worth as a gate."""
+    def figures(self) -> Mapping[str, float]:
+        """Return how far the changes move the antecedents' embeddings, and what that is worth as a gate."""
         kept, lost = ([apart for apart, safe in self._judged if safe is wanted] for wanted in (True, False))
-        if not kept or not lost:
-            return "As a gate it could not be judged: too few answers."
         nearest = sorted(self._judged, key=lambda judged: judged[0])[: len(self._judged) // 2]
-        wrong = sum(not safe for _, safe in nearest)
-        return (
-            f"As a gate: where the stored patch closes {SAFE:g} of an answer's gap its median is "
-            f"{np.median(kept):.3f}, where it does not {np.median(lost):.3f}, and of the nearer half of all "
-            f"{len(self._judged)} answers {wrong / len(nearest):.0%} would be reused falsely."
-        )
+        gate = {
+            "median distance where the stored patch serves": float(np.median(kept)) if kept else float("nan"),
+            "median distance where it does not": float(np.median(lost)) if lost else float("nan"),
+            "reused falsely, of the nearer half": sum(not safe for _, safe in nearest) / max(1, len(nearest)),
+        }
+        return {"cosine distance, all replaced": self.log.mean("cosine distance, all replaced"), **gate}
 
 
 def _cosine(item: WindowItem, pages: tuple[str, ...]) -> float:
@@ -127,14 +104,12 @@ MAPS, LEGENDS = ("map0", "map1", "map2"), ("other0", "map0", "other1")
 WAYS = ("position-matched", "true superset", "conflicting superset")
 
 
-class Superset:
-    """Excess context: a stored patch of two legends when there are distractors too."""
+class Superset(Experiment):
+    """A stored patch of two legends when there are 0 to 3 distractors too."""
 
-    def __init__(self) -> None:
-        self._log = AnswerLog()
+    name = "superset"
 
     def take(self, item: WindowItem) -> None:
-        """Measure one item with 0 to 3 distractors, if it is its turn."""
         if item.index % EVERY:
             return
         canonical, rank, dtype = item.canonical(SUBJECT), quarter_rank(item), item.adapter.dtype
@@ -144,27 +119,7 @@ class Superset:
                 sequence = item.sequence(*_distracted(way, count), SUBJECT)
                 patches = {STORED: stored, REBUILT: form_patch(sequence.deficits(), rank, dtype)}
                 answers = answers_of(sequence, {name: added(canonical, patch) for name, patch in patches.items()})
-                note_answers(self._log, item, f"{way}, {count}", answers, known=False)
-
-    def table(self) -> Table:
-        """Return what was measured."""
-        rows: list[tuple[Cell, ...]] = []
-        for way in WAYS:
-            for count in range(MOST + 1):
-                for _, _, (setting, label, *figures) in method_cells(self._log, f"{way}, {count}"):
-                    rows.append((count, setting, f"{label}, {way}", *figures[:-1]))
-        return Table(
-            "superset",
-            "Excess context: distractors beside the antecedents that a patch knows",
-            "A map after two legends, whose patch (a quarter of the map's KV) is stored, and d distractors. "
-            f"Position-matched: {MOST} white pages are there too, and maps take their places; a true "
-            "superset: maps are added, and all after them moves; a conflicting one: what is added are legends "
-            "that give the same colours other lands. Rebuilt is the patch formed with the distractors there. "
-            + READING,
-            ("d", *COLUMNS[:-1]),
-            tuple(rows),
-            (Plot("d", "eta", "method"),),
-        )
+                note_answers(self.log, item, f"{way}, d = {count}", answers)
 
 
 def _distracted(way: str, count: int) -> tuple[str, ...]:
@@ -184,31 +139,33 @@ SWAPPED: tuple[tuple[str, ...], ...] = (
     ("other0", "map1", "other1"),
 )
 """The antecedents with 0 to 3 of them swapped."""
-BASIS, UPDATE, UPDATE_QUARTER = "shared basis", "rank-32 update", "update, 25 %"
+BASIS, UPDATE = "shared basis", "rank-32 update"
 DEEP, SHALLOW = "re-prefill, deep three quarters", "re-prefill, shallow half"
 
 
-class Refresh:
+class Refresh(Experiment):
     """The cheapest right answer to changed antecedents: a rank-32 update, beside rebuilding and running layers again.
 
     Args:
         pooled: other items whose directions make the shared basis.
     """
 
+    name = "refresh"
+    floor = True
+
     def __init__(self, pooled: int = POOLED) -> None:
+        super().__init__()
         self._pooled = pooled
-        self._log = AnswerLog()
         self._basis: list[Directions | None] | None = None
-        self._weights: dict[str, float | None] = {}
+        self._weights: dict[str, float] = {}
 
     def take(self, item: WindowItem) -> None:
-        """Measure one item with 0 to 3 antecedents swapped, if it is its turn."""
         if item.index % EVERY:
             return
         if self._basis is None:
             self._basis = self._shared(item.engine)
-        self._weights = self._weights or _weights_of(item)
-        canonical, rank, dtype = item.canonical(SUBJECT), quarter_rank(item), item.adapter.dtype
+            self._weights = _weights_of(item)
+        canonical, dtype = item.canonical(SUBJECT), item.adapter.dtype
         stored = added(canonical, form_patch(item.sequence(*SWAPPED[0], SUBJECT).deficits(), RANK, dtype))
         for count, pages in enumerate(SWAPPED):
             sequence = item.sequence(*pages, SUBJECT)
@@ -217,13 +174,12 @@ class Refresh:
             ways = {
                 STORED: stored,
                 UPDATE: added(stored, update),
-                UPDATE_QUARTER: added(stored, update.slice(rank)),
                 REBUILT: added(canonical, form_patch(deficits, RANK, dtype)),
                 DEEP: sequence.under(Reprefill(75, deep=True)),
                 SHALLOW: sequence.under(Reprefill(50, deep=False)),
                 BASIS: added(canonical, project(deficits, self._basis, dtype)),
             }
-            note_answers(self._log, item, f"d = {count}", answers_of(sequence, ways), known=False)
+            note_answers(self.log, item, f"d = {count}", answers_of(sequence, ways))
 
     def _shared(self, engine: Engine) -> list[Directions | None]:
         """Return directions pooled over items that are not measured."""
@@ -233,36 +189,16 @@ class Refresh:
             patches.append(form_patch(deficits, 2 * RANK, engine.adapter.dtype))
         return pooled_directions(patches, RANK)
 
-    def table(self) -> Table:
-        """Return what was measured."""
-        rows = [
-            (count, self._weights.get(name), *cells[:-1])
-            for count in range(len(SWAPPED))
-            for _, name, cells in method_cells(self._log, f"d = {count}")
-        ]
-        return Table(
-            "refresh",
-            "Refresh: the cheapest right answer to changed antecedents",
-            f"A map after two legends and a map, d of them swapped for others; a legend for one that gives the same "
-            f"colours other lands. Stored: the patch of rank {RANK} from before. Update: the leading {RANK} directions "
-            "of what it lacks, added to it. Rebuilt: a patch of the new deficit. Shared basis: the new deficit on "
-            f"directions pooled over {self._pooled} other items. Bytes: what is newly made over the map's KV; "
-            "re-prefill of layers keeps nothing. " + READING,
-            ("d", "bytes", *COLUMNS[:-1]),
-            tuple(rows),
-            (Plot("d", "eta", "method"), Plot("d", "flips restored", "method")),
-        )
+    def figures(self) -> Mapping[str, float]:
+        return {f"bytes of {name} over the map's KV": weight for name, weight in self._weights.items()}
 
 
-def _weights_of(item: WindowItem) -> dict[str, float | None]:
+def _weights_of(item: WindowItem) -> dict[str, float]:
     """Return the bytes that each way makes, over those of the map's KV."""
     adapter, tokens = item.adapter, item.chunk(SUBJECT).tokens
     slots = slot_widths(adapter)
     return {
-        STORED: 0.0,
         UPDATE: patch_weight(adapter, tokens, RANK),
-        UPDATE_QUARTER: patch_weight(adapter, tokens, quarter_rank(item)),
-        REBUILT: patch_weight(adapter, tokens, RANK),
         # The directions are the model's; only an item's coefficients are its own.
         BASIS: sum(min(RANK, slot) for slot in slots) / sum(slots),
     }

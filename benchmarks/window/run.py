@@ -1,41 +1,32 @@
 """What `python -m benchmarks window` does, from options to files."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.recordfile import RecordFile, TableRecord, digest, recorded_table
-from benchmarks.report import ModelTables, labels_of, options_text, show_tables, write_page
-from benchmarks.rowfile import write_rows
-from benchmarks.table import SampleSize, Table
-from benchmarks.window.kamera import Orbit, Recall, Survivors
-from benchmarks.window.kamera_appendix import Divergence, Refresh, Superset
-from benchmarks.window.probe import Probe, measure_probes
+from benchmarks.figures import rounded, write_figures
+from benchmarks.recordfile import RecordFile, digest
+from benchmarks.report import labels_of
+from benchmarks.table import Bar, SampleSize, show_bars
+from benchmarks.window.experiment import Experiment, Measured, measure
+from benchmarks.window.kamera import Recall, Reorder, Slide
+from benchmarks.window.kamera_appendix import ChangedAntecedents, Refresh, Superset
+from benchmarks.window.page import write_page
 from benchmarks.window.trace import Trace, TraceSettings, agent_trace, novelty_trace
-from benchmarks.window.trace_report import draw_trace, trace_tables
-from benchmarks.window.trace_run import StepRecord, run_trace
+from benchmarks.window.trace_run import TraceMeasured, run_trace, trace_measured
 from emblema.engine.engine import Engine
-from emblema.errors import PromptError
 from emblema.eval.progress import steps
 
-TRACES = ("agent", "novelty")
-TABLES: dict[str, Callable[[], Probe]] = {
-    "orbit": Orbit,
-    "survivors": Survivors,
-    "recall": Recall,
-    "divergence": Divergence,
-    "superset": Superset,
-    "refresh": Refresh,
+EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
+    kind.name: kind for kind in (Reorder, Slide, Recall, ChangedAntecedents, Superset, Refresh)
 }
 """Every table of Kamera's section 5 and appendix D."""
-PARTS = (*TRACES, *TABLES)
+PARTS = ("trace", *EXPERIMENTS)
 NOVEL = 10
 """Steps of the agent's trace to one of the novelty trace, in which every step costs a whole window."""
-ModelTraces = Mapping[str, Sequence[tuple[StepRecord, ...]]]
-"""Records of traces by the model's label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,102 +35,98 @@ class WindowOptions:
 
     Attributes:
         models: names, folders or ids.
-        size: items and seed of the tables; the traces have the same seed.
-        settings: of the agent's trace.
+        size: items and seed of the experiments; the traces have the same seed.
+        steps: of the agent's trace; `windows`: pictures in its window, a trace for each.
         parts: of `PARTS`.
     """
 
     models: tuple[str, ...]
     size: SampleSize
-    settings: TraceSettings
+    steps: int
+    windows: tuple[int, ...]
     parts: tuple[str, ...] = PARTS
 
     @property
     def reported(self) -> dict[str, Any]:
         """The options as they are reported."""
-        shape = {name: value for name, value in asdict(self.settings).items() if value is not None}
-        return {"items": self.size.items, "seed": self.size.seed, **shape}
+        return {"items": self.size.items, "seed": self.size.seed, "steps": self.steps, "windows": self.windows}
+
+    @property
+    def traces(self) -> list[Trace]:
+        """The agent's traces, and that of sustained novelty in the first one's window."""
+        if "trace" not in self.parts:
+            return []
+        shapes = [TraceSettings(steps=self.steps, window=window) for window in self.windows]
+        fewer = replace(shapes[0], steps=max(1, self.steps // NOVEL))
+        return [*(agent_trace(self.size.seed, shape) for shape in shapes), novelty_trace(self.size.seed, fewer)]
+
+
+@dataclass(frozen=True, slots=True)
+class PartRecord:
+    """What a part came to on a model, under the digest of what it depends on."""
+
+    key: str
+    model: str
+    found: Measured | TraceMeasured
 
 
 def run_window(
-    options: WindowOptions, load: Callable[[str], Engine], json_path: Path, folder: Path, screen: Console
+    options: WindowOptions, load: Callable[[str], Engine], figures: Path, page: Path, screen: Console
 ) -> None:
-    """Measure, print, and write the JSON file and the report after each model.
-
-    What is made on the way lies beside the JSON file, and a run that was killed goes on from it.
+    """Measure, print, and write figures and page; a run that was killed goes on from the records beside the figures.
 
     Raises:
         EmblemaError: a model or a place to write is not right.
     """
-    found: list[ModelTables] = []
-    traces: dict[str, list[tuple[StepRecord, ...]]] = {}
-    with (
-        RecordFile(json_path.with_suffix(".records.jsonl"), StepRecord) as records,
-        RecordFile(json_path.with_suffix(".tables.jsonl"), TableRecord) as tables,
-    ):
+    parts: list[PartRecord] = []
+    with RecordFile(figures.with_suffix(".records.jsonl"), PartRecord) as records:
         for model, label in zip(options.models, labels_of(options.models), strict=True):
             with load(model) as engine:
-                own = _traces(options)
-                traces[label] = [run_trace(engine, label, trace, records, screen) for trace in own]
-                made = [table for trace in traces[label] for table in trace_tables(trace)]
-                for name in (name for name in TABLES if name in options.parts):
-                    made.append(_table(engine, label, name, options.size, tables, screen))
-            found.append(ModelTables(label, tuple(made)))
-            show_tables(screen, found[-1])
-            write_rows({"asked": options.reported, "rows": [measured.data() for measured in found]}, json_path)
-            write_report([measured.kept() for measured in found], traces, options.reported, folder)
+                for key, make in _jobs(engine, label, options, screen):
+                    if key not in records.held:
+                        records.add([PartRecord(key, label, make())])
+                    parts.append(records.held[key])
+            show_bars(screen, [bar for part in parts if part.model == label for bar in part.found.bars])
+    write_figures(as_figures(options, parts), figures)
+    write_page(figures, page)
 
 
-def _traces(options: WindowOptions) -> list[Trace]:
-    seed, settings = options.size.seed, options.settings
-    fewer = replace(settings, steps=max(1, settings.steps // NOVEL))
-    both = (agent_trace(seed, settings), novelty_trace(seed, fewer))
-    return [trace for trace in both if trace.name in options.parts]
+def _jobs(
+    engine: Engine, label: str, options: WindowOptions, screen: Console
+) -> list[tuple[str, Callable[[], Measured | TraceMeasured]]]:
+    """Return every part of a run on a model: its key, and what measures it."""
+
+    def traced(trace: Trace) -> TraceMeasured:
+        with steps(screen, f"{label}, {trace.name} trace", len(trace.steps)) as advance:
+            return trace_measured(label, trace, run_trace(engine, trace, advance))
+
+    def tabled(name: str) -> Measured:
+        with steps(screen, f"{label}, {name}: {options.size.items} items", options.size.items) as advance:
+            return measure(engine, label, options.size, [EXPERIMENTS[name]()], advance)[0]
+
+    about = (engine.adapter.fingerprint, label, asdict(options.size))
+    traces = [
+        (digest(*about, trace.name, asdict(trace.settings)), lambda trace=trace: traced(trace))
+        for trace in options.traces
+    ]
+    tables = [(digest(*about, name), lambda name=name: tabled(name)) for name in EXPERIMENTS if name in options.parts]
+    return [*traces, *tables]
 
 
-def _table(
-    engine: Engine, label: str, name: str, size: SampleSize, tables: RecordFile[TableRecord], screen: Console
-) -> Table:
-    def measure() -> Table:
-        with steps(screen, f"{label}, {name}: {size.items} items", size.items) as advance:
-            return measure_tables(engine, size, [name], advance)[0]
-
-    return recorded_table(tables, digest(engine.adapter.fingerprint, name, asdict(size)), measure)
-
-
-def measure_tables(
-    engine: Engine,
-    size: SampleSize,
-    names: Iterable[str] = tuple(TABLES),
-    advance: Callable[[], object] = lambda: None,
-) -> list[Table]:
-    """Measure tables by name, item by item, so that each item's pages are encoded once for all of them.
-
-    Args:
-        advance: called after each item.
-
-    Raises:
-        PromptError: a table is unknown, or none is asked for.
-    """
-    chosen = list(dict.fromkeys(names))
-    unknown = [name for name in chosen if name not in TABLES]
-    if unknown or not chosen:
-        raise PromptError(f"unknown table {', '.join(unknown)!r}: choose of {', '.join(TABLES)}")
-    return measure_probes(engine, size, [TABLES[name]() for name in chosen], advance)
+def as_figures(options: WindowOptions, parts: list[PartRecord]) -> dict[str, Any]:
+    """Return what was measured as rows of plain data."""
+    tables = [part.found for part in parts if isinstance(part.found, Measured)]
+    traces = [part.found for part in parts if isinstance(part.found, TraceMeasured)]
+    rows = {
+        "bars": [{"model": part.model, **_bar(bar)} for part in parts for bar in part.found.bars],
+        "answers": [asdict(row) for found in tables for row in found.answers],
+        "figures": [asdict(row) for found in tables for row in found.figures],
+        "trace": [asdict(row) for found in traces for row in found.arms],
+        "answered": [asdict(row) for found in traces for row in found.answers],
+    }
+    return {"asked": options.reported, **rounded(rows)}
 
 
-def write_report(found: Sequence[ModelTables], traces: ModelTraces, options: Mapping[str, Any], folder: Path) -> Path:
-    """Write `window.md` and its plots into a folder; returns the page's path."""
-
-    def pictures(model: str, table: Table, folder: Path) -> list[Path]:
-        """Draw a trace with its first table; its further pictures belong below the table of its questions."""
-        paths: list[Path] = []
-        for records in traces.get(model, ()):
-            name = records[0].trace
-            if table.name in (f"trace-{name}", "trace-questions"):
-                drawn = draw_trace(records, f"{name} trace: {model}", folder, f"{model}-{name}")
-                paths += drawn[:1] if table.name == f"trace-{name}" else drawn[1:]
-        return paths
-
-    command = f"`python -m benchmarks window`: {options_text(options)}"
-    return write_page(folder / "window.md", "The window, measured", command, found, pictures)
+def _bar(bar: Bar) -> dict[str, Any]:
+    kept = {name: getattr(bar, name) for name in ("name", "value", "bound", "least", "count")}
+    return {**kept, "holds": bar.holds}

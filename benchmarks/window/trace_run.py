@@ -1,17 +1,21 @@
-"""A trace under all its arms, step by step, every arm at a step before any at the next; what is on record is passed."""
+"""A trace under all its arms, every arm at a step before any at the next, and what the steps come to."""
 
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from rich.console import Console
+import numpy as np
 
-from benchmarks.recordfile import RecordFile, digest
-from benchmarks.window.arms import ARMS, AUTO, FULL, arm_of, counted_rows
+from benchmarks.table import Bar
+from benchmarks.window.arms import ARMS, AUTO, FULL, PREFIX, arm_of, counted_rows
 from benchmarks.window.trace import Trace, Where
 from emblema.engine.engine import Engine
-from emblema.eval.progress import steps
 from emblema.link.policy.fidelity import Sample, first_token
 from emblema.link.policy.policy import Policy
+
+AGREEMENT, ROWS, NOVEL = 0.99, 1.25, 1.05
+"""Bounds: share of equal answers, rows over new rows, and rows over full prefill's where all is new."""
+WHERES: dict[Where, str] = {"one": "one picture", "binding": "two pictures", "gone": "legend has left"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,114 +23,150 @@ class StepRecord:
     """One step of a trace under one arm.
 
     Attributes:
-        key: see `recordfile.digest`.
-        model: its name; `trace`: `agent` or `novelty`; `seed`, `step` of it.
         warm: whether the window was full, so that something left.
-        kind, where: of the question; see `trace.TraceQuestion`.
+        where: see `trace.TraceQuestion`.
         new_rows, back_rows: of the window's arm, whichever arm this is; see `arms.StepResult`.
-        rows, later, seconds, held, lane, checks, skipped: see `arms.StepResult`.
-        answer: the greedy token; `agrees`: whether full prefill gives it too; `right`: whether it is the right one.
-        kl: nats from full prefill.
+        rows, seconds, held: see `arms.StepResult`.
+        agrees: whether full prefill gives the same answer; `right`: whether it is the right one.
     """
 
-    key: str
-    model: str
-    trace: str
-    seed: int
     step: int
     arm: str
     warm: bool
-    kind: str
     where: Where
     new_rows: int
     back_rows: int
     rows: float
-    later: float
     seconds: float
     held: int
-    lane: str
-    answer: int
     agrees: bool
     right: bool
-    kl: float
-    checks: int
-    skipped: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFigures:
+    """What an arm came to over a trace.
+
+    Attributes:
+        trace: its name and pictures in the window.
+        over: rows over the new rows, or over full prefill's where all is new, of the steps of a full window.
+        ttft: median milliseconds to the answer's logits.
+        held: most megabytes kept from a step to the next.
+    """
+
+    model: str
+    trace: str
+    arm: str
+    over: float
+    ttft: float
+    held: float
+
+
+@dataclass(frozen=True, slots=True)
+class TraceAnswers:
+    """An arm's answers by what the question needs; those of prefix caching are full prefill's."""
+
+    model: str
+    trace: str
+    where: str
+    arm: str
+    steps: int
+    agreement: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class TraceMeasured:
+    """What one trace came to on one model."""
+
+    arms: tuple[TraceFigures, ...]
+    answers: tuple[TraceAnswers, ...]
+    bars: tuple[Bar, ...]
 
 
 def run_trace(
     engine: Engine,
-    label: str,
     trace: Trace,
-    records: RecordFile[StepRecord],
-    screen: Console,
+    advance: Callable[[], object] = lambda: None,
     policy: Policy | None = None,
 ) -> tuple[StepRecord, ...]:
-    """Return the records of a trace, a step's arms together.
+    """Return the records of a trace, a step's arms together, so that a busy machine slows all of them alike.
 
-    The arms answer one after another at each step, so that a busy machine slows all of them alike; what an arm does
-    after its answer is waited for before the next begins, and its rows are counted.
+    What an arm does after its answer is waited for before the next begins, and its rows are counted.
 
     Args:
-        engine: the model.
-        label: its name.
-        records: where figures are kept; a run that was killed goes on from them.
+        advance: called after each step.
         policy: what `auto` keeps to.
     """
-    names, policy = ARMS[trace.name], policy or Policy()
-    # A step's figures do not depend on how many follow it.
-    shape = {name: value for name, value in asdict(trace.settings).items() if name != "steps"}
-    about = (engine.adapter.fingerprint, trace.name, trace.seed, shape, asdict(policy))
-    keys = {(step.index, arm): digest(*about, step.index, arm) for step in trace.steps for arm in names}
-    if all(key in records.held for key in keys.values()):
-        return tuple(records.held[key] for key in keys.values())
     model, processor = engine.adapter.model, engine.processor
-    judged = Engine(model, processor, policy=policy)
+    judged = Engine(model, processor, policy=policy or Policy())
     plain = Engine(model, processor, policy=Policy.quiet())
-    title = f"{label}, {trace.name} trace: {len(trace.steps)} steps"
-    with (
-        counted_rows(engine.adapter) as counter,
-        ExitStack() as stack,
-        steps(screen, title, len(trace.steps)) as advance,
-    ):
-        arms = {name: arm_of(name, judged, plain, trace, counter) for name in names}
+    records = []
+    with counted_rows(engine.adapter) as counter, ExitStack() as stack:
+        arms = {name: arm_of(name, judged, plain, trace, counter) for name in ARMS[trace.name]}
         for arm in arms.values():
             stack.callback(arm.engine.close)
         for step in trace.steps:
-            if all(keys[step.index, name] in records.held for name in names):
-                for arm in arms.values():
-                    arm.follow(step)
-                advance()
-                continue
             results = {name: arm.serve(step) for name, arm in arms.items()}
             right = engine.tokenizer.convert_tokens_to_ids(step.question.answer)
             full, window = results[FULL], results[AUTO]
-            samples = {name: Sample.of(full.logits, own.logits) for name, own in results.items()}
-            records.add(
+            records += [
                 StepRecord(
-                    key=keys[step.index, name],
-                    model=label,
-                    trace=trace.name,
-                    seed=trace.seed,
                     step=step.index,
                     arm=name,
                     warm=step.index >= trace.warm,
-                    kind=step.question.kind,
                     where=step.question.where,
                     new_rows=window.new_rows,
                     back_rows=window.back_rows,
                     rows=own.rows,
-                    later=own.later,
                     seconds=own.seconds,
                     held=own.held,
-                    lane=own.lane,
-                    answer=first_token(own.logits),
-                    agrees=samples[name].agrees,
+                    agrees=Sample.of(full.logits, own.logits).agrees,
                     right=first_token(own.logits) == right,
-                    kl=samples[name].kl,
-                    checks=own.checks,
-                    skipped=own.skipped,
                 )
                 for name, own in results.items()
-            )
+            ]
             advance()
-    return tuple(records.held[key] for key in keys.values())
+    return tuple(records)
+
+
+def trace_measured(model: str, trace: Trace, records: Sequence[StepRecord]) -> TraceMeasured:
+    """Return what the records of a trace come to, with its bars."""
+    agent = trace.name == "agent"
+    label = f"{trace.name}, {trace.settings.window}"
+    kept = [record for record in records if record.warm or not agent]
+    by_arm = {name: [record for record in kept if record.arm == name] for name in ARMS[trace.name]}
+    if not kept:
+        return TraceMeasured((), (), ())
+    needed = sum(record.new_rows if agent else record.rows for record in by_arm[FULL])
+    arms = tuple(_figures(model, label, name, own, needed) for name, own in by_arm.items())
+    over, steps = arms[ARMS[trace.name].index(AUTO)].over, len(by_arm[AUTO])
+    if not agent:
+        bar = Bar(f"rows of auto over full prefill's, {label}", over, NOVEL, False, steps)
+        return TraceMeasured(arms, (), (bar,))
+    inside = [record.agrees for record in by_arm[AUTO] if record.where != "gone"]
+    agreed = sum(inside) / len(inside) if inside else None
+    bars = (
+        Bar(f"agreement of auto with full prefill, {label}", agreed, AGREEMENT, True, len(inside)),
+        Bar(f"rows of auto over new rows, {label}", over, ROWS, False, steps),
+    )
+    return TraceMeasured(arms, tuple(_answers(model, label, by_arm)), bars)
+
+
+def _figures(model: str, label: str, arm: str, records: Sequence[StepRecord], needed: float) -> TraceFigures:
+    rows = sum(record.rows for record in records)
+    ttft = float(np.median([record.seconds * 1e3 for record in records]))
+    held = max(record.held for record in records) / 1e6
+    return TraceFigures(model, label, arm, rows / needed, ttft, held)
+
+
+def _answers(model: str, label: str, by_arm: dict[str, list[StepRecord]]) -> list[TraceAnswers]:
+    found = []
+    for where, words in WHERES.items():
+        for arm, records in by_arm.items():
+            own = [record for record in records if record.where == where]
+            if own and arm != PREFIX:
+                agreement = sum(record.agrees for record in own) / len(own)
+                accuracy = sum(record.right for record in own) / len(own)
+                found.append(TraceAnswers(model, label, words, arm, len(own), agreement, accuracy))
+    return found
