@@ -114,7 +114,7 @@ test-slow: $(VENV)/installed-dev servers browser  ## Run the slow tests, the whe
 test-nightly: $(VENV)/installed-dev servers browser  ## Run the tests that are too long for every commit
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m nightly benchmarks/tests training/tests tests || [ $$? -eq 5 ]
 
-NIGHTLY ?= tests fuzz crash soaks ray sglang vllm-fuzz vllm-matrix
+NIGHTLY ?= tests results fuzz crash soaks ray sglang vllm-fuzz vllm-matrix
 nightly:  ## Run what is too long for every commit, hours in all; NIGHTLY="fuzz soaks" chooses: list in CONTRIBUTING.md
 	bash .ci/nightly $(NIGHTLY)
 
@@ -183,8 +183,9 @@ gpu: $(VENV)/installed-dev  ## Half an hour on a GPU, with a torch that knows it
 load: $(VENV)/installed-dev  ## Send requests on pages that recur or do not to each server that is installed: report in build/load
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks load --seed $(TRAFFIC_SEED) --report build/load --plain
 
-results-check: $(VENV)/installed-dev  ## Hold docs/results.md to its files, and these to a small sample measured again
-	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m benchmarks results --check --items 2 --plain
+RESULTS_MODEL = --model reference
+results-check: $(VENV)/installed-dev  ## Hold docs/results.md to its figures, and these to a small sample measured again
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m benchmarks results --check --items 2 $(RESULTS_MODEL) --plain
 
 MODEL ?= reference
 TEACHER = $(if $(filter-out reference,$(MODEL)),--teacher src/emblema/assets/reference)

@@ -95,6 +95,7 @@ def results(
         bool, typer.Option("--check", help="Write nothing: hold the page to its figures, and these to a small sample.")
     ] = False,
     items: Annotated[int, typer.Option(min=1, help="Items of each task in the sample.")] = 4,
+    model: Annotated[str | None, typer.Option(help="Sample this model alone; every one without it.")] = None,
     plain: Plain = False,
 ) -> None:
     """Write the page of results from committed figures, or check that it still holds."""
@@ -108,5 +109,5 @@ def results(
         screen.print(f"results: {write_page(figures, out)}", soft_wrap=True)
         return
     check_page(figures, out)
-    for line in sample(figures, items, model_loader(None, screen), screen):
+    for line in sample(figures, items, model_loader(None, screen), screen, model):
         screen.print(line, soft_wrap=True)

@@ -268,10 +268,15 @@ def check_page(folder: Path, out: Path) -> None:
     check_written(out, page(folder))
 
 
-def sample(folder: Path, items: int, load: Callable[[str], Engine], screen: Console) -> Iterator[str]:
+def sample(
+    folder: Path, items: int, load: Callable[[str], Engine], screen: Console, only: str | None = None
+) -> Iterator[str]:
     """Measure the first items of every committed run again, on its own seed, and yield a line for each task that holds.
 
     Runs on data sets are left out, as their files are not here.
+
+    Args:
+        only: the model to measure; every one if None.
 
     Raises:
         EmblemaError: a figure lies off its committed value by more than `WIDTHS` of both intervals together.
@@ -279,6 +284,8 @@ def sample(folder: Path, items: int, load: Callable[[str], Engine], screen: Cons
     asked: dict[tuple[str, int, str, str], dict[str, Mapping[str, Any]]] = {}
     found = read_run(folder)
     for row in found["rows"]:
+        if only not in (None, row["model"]):
+            continue
         if row["task"] != POOLED and ":" not in row["task"] and row["strategy"] in STRATEGIES:
             group = asked.setdefault((row["model"], found["seed"], row["task"], row["setting"]), {})
             group[row["strategy"]] = row
