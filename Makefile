@@ -191,7 +191,7 @@ MODEL ?= reference
 TEACHER = $(if $(filter-out reference,$(MODEL)),--teacher src/emblema/assets/reference)
 ROOM = $(if $(filter reference-stream,$(MODEL)),training.streams,training)
 NAMED = $(if $(filter training,$(ROOM)),--model $(MODEL))
-reference: $(VENV)/installed-dev  ## Train a bundled model anew in its place (MODEL=reference-mha): up to 80 minutes, resumes
+reference: $(VENV)/installed-dev  ## Train a bundled model again, in its place (MODEL=reference-mha): up to 80 minutes, resumes
 	$(BIN)/python -m $(ROOM).train $(NAMED) $(if $(NAMED),$(TEACHER)) --resume
 	$(BIN)/python -m $(ROOM).card $(NAMED)
 

@@ -1,16 +1,19 @@
 """Training sees what the stock models see: features cell by cell, rows laid out as the engine writes them."""
 
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.models import model_source
+from benchmarks.models import ON_DEMAND, model_source
 from benchmarks.tasks import generate
 from emblema.engine.engine import Engine
 from training.batches import collate, make_batch
 from training.families import RECIPES
+from training.folder import write_folder
 from training.forward import decode
 from training.layout import Setting, build
 from training.pictures import tile_pool
@@ -20,7 +23,13 @@ recipes = pytest.mark.parametrize("name", list(RECIPES))
 
 @cache
 def engine(name: str) -> Engine:
-    return Engine.load(model_source(name))
+    """A bundled model; one that is trained on demand has random weights here, written as training writes a folder."""
+    if name not in ON_DEMAND:
+        return Engine.load(model_source(name))
+    torch.manual_seed(7)
+    with TemporaryDirectory() as folder:
+        write_folder(RECIPES[name], RECIPES[name].new_model(), Path(folder))
+        return Engine.load(folder)
 
 
 @cache
