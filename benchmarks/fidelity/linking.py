@@ -6,8 +6,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from benchmarks.fidelity.arms import Arm, AtBytes, AtRows, AtShare, Budget, WithMemory
-from benchmarks.fidelity.memories import DEFAULT, ItemMemories
+from benchmarks.fidelity.arms import Arm, AtRows, AtShare, Budget
 from benchmarks.fidelity.oracles import Oracle, front_table
 from emblema.errors import StrategyError
 from emblema.kv.artifacts import Artifact
@@ -18,10 +17,9 @@ from emblema.link.forming import form_missing
 from emblema.link.plan import LinkPlan, RowSource
 from emblema.link.prompt import Prompt, Rows, Segment, TextPart
 from emblema.link.strategies.base import Knowledge, Strategy
-from emblema.link.strategies.pair import Pair
 from emblema.link.taken_rows import LinkJob
 from emblema.models.table import KVTable
-from emblema.store.keys import ArtifactKey, ArtifactKind
+from emblema.store.keys import ArtifactKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,6 @@ class LinkingCost:
     Attributes:
         kv_bytes_share: bytes of patches, kept residual streams and recomputed chunk rows over those of the chunks' KV;
             chunks that are slid or at row 0 count on neither side, nor do rows that are only looked at to choose among.
-            Of a strategy with a memory of pairs: all that the memory holds of the item, see `Linking.memory_share`.
         rows_computed_share: rows computed, in layers, over the prompt's rows.
     """
 
@@ -45,7 +42,6 @@ class Linking:
     Args:
         patches: pieces formed for this item so far.
         pool: patches of other items, by their keys, for strategies that learn from them.
-        memories: memories of pairs, which know the item; None for none.
     """
 
     def __init__(
@@ -54,44 +50,27 @@ class Linking:
         prompts: Sequence[Prompt],
         patches: dict[ArtifactKey, Artifact],
         pool: Mapping[ArtifactKey, Patch],
-        memories: ItemMemories | None = None,
     ) -> None:
         self.executor, self.prompts, self.patches = executor, tuple(prompts), patches
-        self._pool, self._memories = pool, memories
+        self._pool = pool
         self.start = self.prompts[0].segments[-1].start
         self.shared = len(self.prompts) > 1 and self.start > 0 and same_front(self.prompts)
         self._model = executor.adapter.fingerprint
-        self._contexts: dict[str, LinkContext] = {}
         self._scores: dict[tuple[str, int], Tensor] = {}
 
-    @property
+    @cached_property
     def context(self) -> LinkContext:
-        """Look-ups in what was formed for the item, with the memory of pairs that has an engine's own settings."""
-        return self._context(DEFAULT)
+        """Look-ups in what was formed for the item, and in what was learnt from others."""
 
-    def memory_share(self, memory: str) -> float:
-        """Return the bytes that a memory holds of the item over its chunks' KV, the first chunk's aside."""
-        if self._memories is None:
-            return 0.0
-        chunks = {chunk.id: chunk for _, chunk in self.prompts[0].chunk_segments[1:]}
-        return self._memories.shares(chunks.values())[memory]
+        def find(key: ArtifactKey) -> Artifact | None:
+            return self.patches.get(key) or self._pool.get(key)
 
-    def _context(self, memory: str) -> LinkContext:
-        if memory not in self._contexts:
-            learnt = None if self._memories is None else self._memories.find(memory)
-
-            def find(key: ArtifactKey) -> Artifact | None:
-                if key.kind is ArtifactKind.PAIRS:
-                    return None if learnt is None else learnt(key)
-                return self.patches.get(key) or self._pool.get(key)
-
-            knowledge = Knowledge(self._model, self.executor.adapter.layouts, find, lambda prompt: None)
-            self._contexts[memory] = LinkContext(knowledge, {}, self._pool)
-        return self._contexts[memory]
+        knowledge = Knowledge(self._model, self.executor.adapter.layouts, find, lambda prompt: None)
+        return LinkContext(knowledge, {}, self._pool)
 
     def strategies(self, arm: Arm) -> list[Strategy]:
         """Return what an arm comes to, question by question."""
-        if isinstance(arm, AtShare | AtRows | AtBytes):
+        if isinstance(arm, AtShare | AtRows):
             fitted = [self._fitted(arm, prompt) for prompt in (self.prompts[:1] if self.shared else self.prompts)]
             return fitted * len(self.prompts) if self.shared else fitted
         if isinstance(arm, Oracle):
@@ -100,12 +79,11 @@ class Linking:
             return [arm.choose(self._scored(arm, index), prompt) for index, prompt in enumerate(self.prompts)]
         return [arm] * len(self.prompts)
 
-    def _fitted(self, arm: AtShare | AtRows | AtBytes, prompt: Prompt) -> Strategy:
+    def _fitted(self, arm: AtShare | AtRows, prompt: Prompt) -> Strategy:
         if isinstance(arm, AtRows):
             return arm.fitted(prompt, self.context.knowledge)
         adapter = self.executor.adapter
-        share = arm.percent / 100 if isinstance(arm, AtShare) else self.memory_share(memory_of(arm.like))
-        return arm.fitted(Budget.of(share, prompt, adapter.layouts, adapter.hidden_size))
+        return arm.fitted(Budget.of(arm.percent / 100, prompt, adapter.layouts, adapter.hidden_size))
 
     def prepare(self, arms: Sequence[Arm]) -> None:
         """Form everything that the arms ask for, each piece once and as large as the largest that is asked."""
@@ -148,23 +126,19 @@ class Linking:
     def spent(self, strategies: Sequence[Strategy]) -> LinkingCost:
         """Return what it costs, the mean over questions."""
         each = [self._spent(job.plan, job.prompt) for job in self._jobs(strategies[:1] if self.shared else strategies)]
-        remembered = isinstance(strategies[0], Pair | WithMemory)
         return LinkingCost(
-            self.memory_share(memory_of(strategies[0]))
-            if remembered
-            else sum(cost.kv_bytes_share for cost in each) / len(each),
+            sum(cost.kv_bytes_share for cost in each) / len(each),
             sum(cost.rows_computed_share for cost in each) / len(each),
         )
 
     def _jobs(self, strategies: Sequence[Strategy]) -> list[LinkJob]:
         jobs = []
         for strategy, prompt in zip(strategies, self.prompts, strict=False):
-            context = self._context(memory_of(strategy))
-            plan = strategy.plan(prompt, context.knowledge)
+            plan = strategy.plan(prompt, self.context.knowledge)
             if plan.forming:
                 self._form(plan, prompt)
-                plan = strategy.plan(prompt, context.knowledge)
-            jobs.append(LinkJob(plan, prompt, context.resources))
+                plan = strategy.plan(prompt, self.context.knowledge)
+            jobs.append(LinkJob(plan, prompt, self.context.resources))
         refusal = self.executor.refusal(jobs[0].plan)
         if refusal is not None:
             raise StrategyError(f"{jobs[0].plan.strategy} cannot be run on this model: {refusal}")
@@ -208,11 +182,6 @@ class Linking:
             table = self._front if self.shared else front_table(self.executor, prompt)
             self._scores[oracle.kind, index] = oracle.scores(self.executor, prompt, table)
         return self._scores[oracle.kind, index]
-
-
-def memory_of(strategy: Strategy) -> str:
-    """Return the name of the memory of pairs that a strategy is given."""
-    return strategy.memory if isinstance(strategy, WithMemory) else DEFAULT
 
 
 def same_front(prompts: Sequence[Prompt]) -> bool:

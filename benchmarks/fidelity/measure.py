@@ -14,9 +14,8 @@ from rich.console import Console
 from torch import Tensor
 
 from benchmarks.data.forms import FORMS, load_items
-from benchmarks.fidelity.arms import FULL, Arm, AtBytes, AtShare, WithMemory, arm_of
+from benchmarks.fidelity.arms import FULL, Arm, AtShare, arm_of
 from benchmarks.fidelity.linking import Linking
-from benchmarks.fidelity.memories import DEFAULT, ItemMemories, ShownPrompts, chunks_of
 from benchmarks.recordfile import RecordFile, digest
 from benchmarks.report import labels_of
 from benchmarks.tasks.items import TaskItem, describe
@@ -42,11 +41,9 @@ from emblema.kv.layout import LayerLayout
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.link.executor import Executor
 from emblema.link.policy.fidelity import divergence, first_token
-from emblema.link.prompt import TextPart
 from emblema.link.second_pass import margin_of
 from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.basis import Basis
-from emblema.link.strategies.pair import Pair
 from emblema.link.strategies.patch import PatchStrategy
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.store.keys import ArtifactKey
@@ -59,8 +56,6 @@ POOLED_ITEMS = 16
 The pool is the same for every item: one that grew along a run would give its early items less than its late ones, and a
 run that was killed another pool than a whole one.
 """
-BASIS_ITEMS = 3
-"""Items of each task that the bases of memories of pairs are made from."""
 WHOLE = PatchStrategy(share=1.0)
 _log = logging.getLogger(__name__)
 
@@ -183,16 +178,6 @@ class FidelityRecord:
         )
 
 
-def memories_of(arms: Iterable[Arm]) -> list[str]:
-    """Return the memories of pairs that some arms need, by name."""
-    found: dict[str, None] = {}
-    for arm in arms:
-        strategy = arm.like if isinstance(arm, AtBytes) else arm
-        if isinstance(strategy, Pair | WithMemory):
-            found[strategy.memory if isinstance(strategy, WithMemory) else DEFAULT] = None
-    return list(found)
-
-
 def learned_rank(arms: Iterable[Arm], layouts: Sequence[LayerLayout]) -> int:
     """Return the most directions that one of the strategies takes from other items, 0 if none does."""
     widest = max(heads * width for layout in layouts for heads, width in (layout.keys, layout.values))
@@ -203,8 +188,6 @@ def learned_rank(arms: Iterable[Arm], layouts: Sequence[LayerLayout]) -> int:
         elif isinstance(arm, AtShare) and arm.method == "basis":
             # The widest slot may take more than its share where others are full.
             ranks.append(widest if not _even(layouts) else ceil(widest * arm.percent / 100))
-        elif isinstance(arm, AtBytes) and arm.method == "basis":
-            ranks.append(widest)
     return min(widest, max(ranks))
 
 
@@ -303,7 +286,6 @@ class FidelityRun:
         refused: strategies that the model cannot carry out, and tasks of media that it does not take, with the reason;
             they are left out.
         made: keys of the records that this run asked for, made now or before.
-        basis_tasks: whose other items the bases of memories of pairs are made from; the tasks measured without any.
     """
 
     engine: Engine
@@ -312,13 +294,10 @@ class FidelityRun:
     records: RecordFile[FidelityRecord]
     refused: dict[str, str] = field(default_factory=dict)
     made: list[str] = field(default_factory=list)
-    basis_tasks: Sequence[TaskSource] = ()
     done: int = 0
-    _memories: ItemMemories | None = None
 
     def run(self, tasks: Sequence[TaskSource], screen: Console) -> None:
         """Measure all tasks, one after another."""
-        self.basis_tasks = self.basis_tasks or tasks
         for task in tasks:
             title = f"{self.name}, {task.name}: {self.wanted.items} items"
             try:
@@ -365,13 +344,6 @@ class FidelityRun:
         made = pieces(self.engine, item)
         patches: dict[ArtifactKey, Artifact] = {}
         try:
-            names = memories_of(arm_of(name) for name in self.wanted.strategies)
-            if names and self._memories is None:
-                self._memories = self._made_memories(names)
-            if self._memories is not None:
-                self._memories.show_pairs(
-                    question_prompt(self.engine, item, 0, made, "visible", style_of(item, 0, self.wanted.style))
-                )
             for setting in settings:
                 missing = [name for name in self.wanted.strategies if keys[setting, name] not in self.records.held]
                 if missing:
@@ -446,7 +418,7 @@ class FidelityRun:
             question_prompt(self.engine, item, index, made, setting, style_of(item, index, self.wanted.style))
             for index in range(len(item.questions))
         ]
-        return Linking(Executor(self.engine.adapter), prompts, patches, pool, self._memories)
+        return Linking(Executor(self.engine.adapter), prompts, patches, pool)
 
     def _length(self, item: TaskItem, index: int) -> int:
         if self.wanted.answer_tokens is not None:
@@ -466,19 +438,6 @@ class FidelityRun:
             return ()
         asked = zip(item.questions, answers, strict=True)
         return tuple(judge.score(question.text, question.answer, self._text(answer)) for question, answer in asked)
-
-    def _made_memories(self, names: Iterable[str]) -> ItemMemories:
-        """Return memories of pairs whose bases were made from other items than those measured, of all tasks."""
-        memories = ItemMemories(self.engine, names)
-        wanted = self.wanted
-        items = [item for task in self.basis_tasks for item in task.others(wanted.seed, wanted.items, BASIS_ITEMS)]
-        made = [pieces(self.engine, item) for item in items]
-        opening = question_prompt(self.engine, items[0], 0, made[0], "visible").segments[0].part
-        text = opening.token_ids if isinstance(opening, TextPart) else ()
-        memories.make_bases(ShownPrompts([chunks_of(piece) for piece in made], wanted.seed ^ POOL_SEED), text)
-        for piece in made:
-            forget(self.engine, piece)
-        return memories
 
     def _pool(self, task: TaskSource) -> dict[ArtifactKey, Patch]:
         """Return what other items than those measured have in common, where a strategy learns from it."""

@@ -192,7 +192,7 @@ def _share(values: Numbers, chosen: NDArray[np.bool_], episodes: NDArray[np.str_
 
 def _alike(name: str, every: Mapping[str, StrategyAnswers]) -> StrategyAnswers | None:
     """Return the strategy whose rows or bytes a method is given, for one at those."""
-    found = re.fullmatch(r"[^@]+@(?:[0-9.]+x|bytes-of)-(.+)", name)
+    found = re.fullmatch(r"[^@]+@[0-9.]+x-(.+)", name)
     return None if found is None else every.get(found[1])
 
 
