@@ -89,7 +89,7 @@ def test_the_result_is_shown_and_written(few: BarsResult, tmp_path: Path) -> Non
     assert "patch-25% loses, multi-hop, slid, upper bound" in console.export_text()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_bundled_model_clears_its_bars(engine: Engine) -> None:
     """The bars of the bundled model, on 500 fresh episodes of any seed and 2,000 multi-hop questions or more."""
     seed = secrets.randbelow(2**31)

@@ -89,7 +89,7 @@ def test_orderings_and_turnovers_all_have_their_turn() -> None:
     assert {left for index in range(5) for left in turnovers_of(index)} == set(range(6))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("model", ["reference", "reference-mla", "reference-deepstack"])
 def test_what_has_to_hold_holds_at_every_size_on_every_model(model: str) -> None:
     with Engine.load(model_source(model)) as engine:
