@@ -148,17 +148,6 @@ STATEMENTS: tuple[Statement, ...] = (
     ),
     Statement(
         KAMERA,
-        "table 6",
-        "with a paired-significant margin over an oracle query-aware selector (rank-64 paired Δη=0.24, 95% CI "
-        "[0.07,0.41])",
-        tuple(
-            Cell(f"patch − oracle-query at {share} %", ALL, (f"oracle-query@{share}%",), "eta_below_patch")
-            for share in (6, 25)
-        ),
-        "As above.",
-    ),
-    Statement(
-        KAMERA,
         "section 4",
         "an oracle that selects tokens by true Δ-magnitude needs p≈0.5 to recover most of the gap, and a first-k "
         "“carve” is worse than nothing",
