@@ -11,11 +11,12 @@ BIN := $(VENV)/bin
 OLD := .venv-519
 SERVED := .venv-vllm
 BESIDE := .venv-sglang
+CLIENTS := .venv-clients
 # Tests that were compiled once are not compiled again, whatever the environment says: ten seconds of each process.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environments servers browser demo test test-device test-benchmarks test-scale test-slow test-519 test-vllm test-vllm-ray test-sglang test-vllm-matrix test-nightly nightly fuzz fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short gpu load results-check reference docs lint format types imports check clean
+.PHONY: help setup environments servers browser demo test test-device test-benchmarks test-scale test-slow test-519 test-clients test-vllm test-vllm-ray test-sglang test-vllm-matrix test-nightly nightly fuzz fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short gpu load results-check real reference docs lint format types imports check clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,7 +72,14 @@ $(BESIDE)/installed: pyproject.toml $(OLD)/installed tests/sglang/packages.txt t
 	$(BESIDE)/bin/python $(PIP) --no-deps --editable .
 	touch $@
 
-environments: $(OLD)/installed $(SERVED)/installed $(BESIDE)/installed  ## Make the environments of the engines' tests
+# The clients of others, and what they import beside ours: their bounds on common packages exclude each other.
+$(CLIENTS)/installed: $(VENV)/installed-dev tests/clients/packages.txt
+	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(call LAY_OVER,$(VENV)) > "$$($(CLIENTS)/bin/python $(PACKAGES))/base.pth"
+	$(CLIENTS)/bin/python $(PIP) --no-deps --requirement tests/clients/packages.txt
+	touch $@
+
+environments: $(OLD)/installed $(SERVED)/installed $(BESIDE)/installed $(CLIENTS)/installed  ## Make the environments of the engines' and clients' tests
 
 setup: $(VENV)/installed-dev  ## Make .venv with everything for development
 
@@ -91,10 +99,11 @@ demo: $(VENV)/installed  ## Set everything up and run the demo
 test: $(VENV)/installed-dev servers  ## Set everything up and run the fast tests
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not nightly" tests
 
+DEVICE = not nightly
 # On a machine with a GPU EMBLEMA_TEST_DEVICE=cuda runs the same there, and with `make test` all the rest.
 test-device: export EMBLEMA_TEST_DEVICE ?= fake
 test-device: $(VENV)/installed-dev  ## Hold a device to what the CPU answers; without one, a stand-in that torch takes for one
-	$(PYTEST) -n $(WORKERS) tests/device
+	$(PYTEST) -n $(WORKERS) -m "$(DEVICE)" tests/device
 
 test-benchmarks: $(VENV)/installed-dev  ## Run the fast tests of the benchmarks and of the training
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not nightly" benchmarks/tests training/tests
@@ -104,7 +113,7 @@ $(VENV)/installed-ray: $(VENV)/installed-dev
 	touch $@
 
 test-scale: $(VENV)/installed-ray  ## Run real replicas behind Ray Serve, on loopback: two that are killed, and the router
-	$(PYTEST) tests/scale/test_router.py tests/scale/test_cluster.py
+	$(PYTEST) tests/serve/ray/test_router.py tests/serve/ray/test_cluster.py
 
 # Files of the longest tests go first: by default files of few tests go last, and one worker waits. pytest leaves with 5
 # where it finds no test.
@@ -114,12 +123,15 @@ test-slow: $(VENV)/installed-dev servers browser  ## Run the slow tests, the whe
 test-nightly: $(VENV)/installed-dev servers browser  ## Run the tests that are too long for every commit
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m nightly benchmarks/tests training/tests tests || [ $$? -eq 5 ]
 
-NIGHTLY ?= tests results fuzz crash soaks ray sglang vllm-fuzz vllm-matrix
+NIGHTLY ?= tests device results fuzz crash soaks scale transformers ray sglang vllm-fuzz vllm-matrix
 nightly:  ## Run what is too long for every commit, hours in all; NIGHTLY="fuzz soaks" chooses: list in CONTRIBUTING.md
 	bash .ci/nightly $(NIGHTLY)
 
 test-519: $(OLD)/installed  ## Run the adapter tests on transformers 5.19, with torchvision
 	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(OLD)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not nightly" tests/models
+
+test-clients: $(CLIENTS)/installed  ## Let eight client libraries talk to a server, in an environment of their own
+	OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(CLIENTS)/bin/python -m pytest -n 0 -W ignore tests/clients
 
 # One thread a process: exact comparisons. vLLM keeps one engine, run in one way, a process; two of them at once.
 MATRIX = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(SERVED)/bin/python -m tests.vllm.matrix --at-once $(WORKERS)
@@ -178,7 +190,11 @@ fuzz: $(VENV)/installed-dev  ## Fuzz the file format, the index, request bodies 
 TRAFFIC_SEED ?= 715601984
 GPU_SHAPE ?= qwen2.5-vl-7b
 gpu: $(VENV)/installed-dev  ## Half an hour on a GPU, with a torch that knows it (TORCH=torch): report in build/gpu, resumes
-	$(BIN)/python -m benchmarks gpu --shape $(GPU_SHAPE) --report build/gpu --plain
+	mkdir -p build/gpu
+	test -s build/gpu/suite.txt || { EMBLEMA_TEST_DEVICE=cuda timeout 480 env $(PYTEST) -v --tb=short -n 4 --dist loadfile \
+		-m "not slow and not nightly" tests > build/gpu/suite.part 2>&1; mv build/gpu/suite.part build/gpu/suite.txt; }
+	tail -n 20 build/gpu/suite.txt
+	$(BIN)/python -m benchmarks gpu --shape $(GPU_SHAPE) --minutes 20 --report build/gpu --plain
 
 load: $(VENV)/installed-dev  ## Send requests on pages that recur or do not to each server that is installed: report in build/load
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks load --seed $(TRAFFIC_SEED) --report build/load --plain
@@ -213,4 +229,23 @@ imports: $(VENV)/installed-dev  ## Check that imports point down
 check: lint types imports test  ## Everything before a commit
 
 clean:  ## Remove environments and caches
-	rm -rf $(VENV) $(OLD) $(SERVED) $(BESIDE) .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build dist
+	rm -rf $(VENV) $(OLD) $(SERVED) $(BESIDE) $(CLIENTS) .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build dist
+
+# Seeds are chosen before the run that a page shows; other seeds are for trying.
+REAL = $(BIN)/python -m benchmarks
+REAL_OWN = blind,query-25%,patch-6%,patch-25%
+REAL_OTHERS = epic-8,mpic-32,cacheblend-15,vlcache-15,full-reuse
+real: $(VENV)/installed-dev  ## Measure every method on small pretrained models beside re-prefill, hours
+	mkdir -p build/real
+	for run in "smollm2-135m 3701 3721" "gemma3-270m 3702 3722"; do set -- $$run; \
+		$(REAL) real --model $$1 --seed $$2 --episodes 40 --least 2 --most 5 --methods "$(REAL_OWN)" --report build/real/$$1.json || exit 1; \
+		$(REAL) real --model $$1 --seed $$2 --episodes 23 --every --least 2 --most 5 --methods "$(REAL_OWN)" --others "$(REAL_OTHERS)" --report build/real/$$1-first.json || exit 1; \
+		$(REAL) real --model $$1 --seed $$3 --episodes 70 --every --least 2 --most 5 --methods query-25%,patch-25%,blind --anchors head --records build/real/$$1.jsonl || exit 1; \
+		$(REAL) real-bound build/real/$$1.jsonl --seed 3731 --method patch-25% --report build/real/$$1-bound.json || exit 1; \
+	done
+	for run in "subsets 3761" "chat 3762"; do set -- $$run; shape=$$1; \
+		$(REAL) real-traffic --model smollm2-135m --shape $$shape --requests 200 --seed $$2 --least 2 --most 5 --report build/real/$$shape.json || exit 1; \
+		$(REAL) real-traffic --model smollm2-135m --shape $$shape --requests 36 --seed 3752 --least 18 --most 24 --report build/real/$$shape-long.json || exit 1; \
+	done
+	$(REAL) real-speed --model smollm2-135m --seed 3741 --report build/real/speed.json
+	$(REAL) real-page build/real/*.json

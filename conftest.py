@@ -34,7 +34,7 @@ warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationW
 settings.register_profile(
     "emblema",
     deadline=None,
-    max_examples=50,
+    max_examples=25,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,

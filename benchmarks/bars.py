@@ -10,17 +10,13 @@ from rich.console import Console
 
 from benchmarks.fidelity.arms import BLIND, FULL
 from benchmarks.fidelity.measure import FidelityOptions, FidelityRecord, FidelityRun, TaskSource
-from benchmarks.fidelity.summary import rows_of
-from benchmarks.fidelity.tables import FigureRow, interval
+from benchmarks.fidelity.summary import FigureRow, rows_of
 from benchmarks.recordfile import RecordFile
-from benchmarks.report import ModelTables, show_tables
-from benchmarks.table import Bar, Table
-from benchmarks.tasks.episodes import EPISODE_PLANS
+from benchmarks.table import Bar, show_bars
 from benchmarks.tasks.items import TaskItem
 from benchmarks.tasks.prompts import SETTINGS, answer_token, forget, messages, pieces
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
-from emblema.eval.metrics import Share
 
 PATCH = "patch-25%"
 STRATEGIES = (FULL, BLIND, PATCH, "patch-6%")
@@ -55,23 +51,15 @@ class BarsResult:
 
 
 def measure(
-    engine: Engine,
-    task: str,
-    seed: int,
-    episodes: int,
-    *,
-    kinds: Sequence[str] = QUESTIONS,
-    strategies: Sequence[str] = STRATEGIES,
-    screen: Console | None = None,
-) -> BarsResult:
+    engine: Engine, task: str, seed: int, episodes: int, *, kinds: Sequence[str] = QUESTIONS,
+    strategies: Sequence[str] = STRATEGIES, screen: Console | None = None,
+) -> BarsResult:  # fmt: skip
     """Ask every question of some kinds about fresh episodes in both settings under every strategy.
 
     Raises:
-        EmblemaError: there is no such task, or the model's vocabulary does not hold an answer.
+        EmblemaError: the model's vocabulary does not hold an answer.
     """
-    if task not in EPISODE_PLANS:
-        raise EmblemaError(f"unknown task {task!r}: choose one of {', '.join(EPISODE_PLANS)}")
-    source = TaskSource(task, "emblema", None, True, tuple(kinds))
+    source = TaskSource(task, kinds=tuple(kinds))
     items = list(source.first(seed, episodes))
     answers = {question.answer for item in items for question in item.questions}
     unknown = sorted(answer for answer in answers if answer_token(engine, answer) is None)
@@ -136,31 +124,10 @@ def bars_of(result: BarsResult) -> tuple[Bar, ...]:
     return tuple(bars)
 
 
-def bars_table(result: BarsResult) -> Table:
-    """Return a line for each setting, kind of question and strategy, and the bars."""
-    return Table(
-        "reference",
-        f"{result.episodes} episodes of {result.task}, seed {result.seed}",
-        "Intervals: 95 %, bootstrap by episode. loss ≤: accuracy lost against re-prefill, paired, upper bound. same: "
-        "answers equal to re-prefill's. eta: 1 - KL / KL of blind, and its median over questions that blind moves. "
-        "flips: share of the answers changed by blind reuse that this restored.",
-        ("setting", "questions", "strategy", "n", "accuracy", "loss ≤", "same", "eta", "median eta", "flips"),
-        tuple(
-            (
-                row["setting"], row["kind"], row["strategy"], row["n"], interval(row, "accuracy"),
-                *((row["intervals"]["accuracy_lost"][1], row["agreement"]) if row["strategy"] != FULL else (None,) * 2),
-                *((row["eta"], row["eta_median"], Share(row["flip_recovery"], row["flips"]))
-                  if row["strategy"] not in (FULL, BLIND) else (None,) * 3),
-            )
-            for row in result.rows
-        ),
-        bars=bars_of(result),
-    )  # fmt: skip
-
-
 def show(screen: Console, result: BarsResult) -> None:
-    """Print the result and its bars."""
-    show_tables(screen, ModelTables(result.model, (bars_table(result),)))
+    """Print the bars."""
+    screen.print(f"{result.model}: {result.episodes} episodes of {result.task}, seed {result.seed}")
+    show_bars(screen, bars_of(result))
 
 
 def report(result: BarsResult) -> dict[str, Any]:

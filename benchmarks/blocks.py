@@ -31,9 +31,9 @@ def filled(text: str, blocks: Mapping[str, str]) -> str:
 
 
 def write_blocks(page: Path, title: str, blocks: Mapping[str, str]) -> Path:
-    """Make a page's blocks, and those that it lacks at its end; returns its path."""
+    """Make a page's blocks, and those that it lacks at its end, unless they are empty; returns its path."""
     text = page.read_text(encoding="utf-8") if page.is_file() else f"# {title}\n"
-    lacking = [name for name in blocks if f"<!-- {name} -->" not in text]
+    lacking = [name for name, block in blocks.items() if block and f"<!-- {name} -->" not in text]
     text += "".join(f"\n## {name}\n\n<!-- {name} -->\n<!--/-->\n" for name in lacking)
     page.write_text(filled(text, blocks), encoding="utf-8")
     return page

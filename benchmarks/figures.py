@@ -34,18 +34,13 @@ def read_figures(path: Path) -> dict[str, Any]:
     return found
 
 
-def as_kept(value: float) -> float:
-    """Return a figure with the `DIGITS` that rows keep of it."""
-    return float(f"{value:.{DIGITS}g}")
-
-
 def rounded(value: Any) -> Any:
     """Return plain data with figures of `DIGITS` digits."""
     if isinstance(value, dict):
         return {name: rounded(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [rounded(part) for part in value]
-    return as_kept(value) if isinstance(value, float) else value
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def _text(value: Any) -> str:

@@ -18,9 +18,6 @@ class Interval:
     low: float
     high: float
 
-    def __str__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
-
 
 def bootstrap(values: ArrayLike, episodes: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
     """Return the mean of `values` with a 95 % interval by episode: whole episodes are drawn with replacement.

@@ -1,6 +1,7 @@
 """How figures look: one style for every panel, lines and bars with their intervals, and the plots of a table."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from io import BytesIO
 from math import ceil, floor, log2
 from pathlib import Path
@@ -11,12 +12,10 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.intervals import Interval
-from benchmarks.table import Cell, Plot, Table
-from emblema.eval.metrics import Share
+from benchmarks.table import Cell, Plot, Table, grouped
 
 INK, FAINT, GRID = "#2b2b2b", "#6b6b6b", "#e3e3e3"
 COLOURS = ("#1d6f8a", "#d1495b", "#e9b44c", "#5b8c5a", "#7a5c99", "#9db4c0", "#b5651d", "#444444", "#f0a6b8")
-SETTING = "setting"
 ACROSS = 2
 """Panels of a table in a row."""
 LOGARITHMIC = 1e-7
@@ -30,14 +29,6 @@ LETTERS = 52
 """Of names side by side below a panel, before they are turned."""
 
 TableRow = dict[str, Cell]
-
-
-def write_png(figure: Any, path: Path, **options: Any) -> None:
-    """Write a figure with a palette of 64 colours, which takes half the bytes and shows hardly a difference."""
-    drawn = BytesIO()
-    figure.savefig(drawn, format="png", **options)
-    with Image.open(drawn) as picture:
-        picture.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def make_panels(
@@ -72,55 +63,28 @@ def style_panel(axes: Any, title: str, across: str, up: str, *, grid: str = "y")
         axes.spines[side].set_visible(False)
 
 
-def draw_line(
-    axes: Any, across: Sequence[float], rows: Sequence[Any], label: str, colour: str, *,
-    floor: float | None = None, dashed: bool = False,
-) -> None:  # fmt: skip
-    """Draw estimates with their intervals as a band; `floor` lifts values that a logarithmic axis cannot show."""
-    middle, low, high = (np.array([getattr(row, part) for row in rows]) for part in ("value", "low", "high"))
-    if floor is not None:
-        middle, low, high = (np.maximum(values, floor) for values in (middle, low, high))
-    axes.plot(across, middle, "o--" if dashed else "o-", color=colour, label=label, markersize=3.5, linewidth=1.5)
-    axes.fill_between(across, low, high, color=colour, alpha=0.15, linewidth=0)
-
-
-def draw_bars(axes: Any, labels: Sequence[str], rows: Sequence[Any], colours: Sequence[str] | str) -> None:
-    """Draw lying bars with their intervals, the first on top."""
-    middle = np.array([row.value for row in rows])
-    error = np.array(
-        [[max(0.0, row.value - row.low) for row in rows], [max(0.0, row.high - row.value) for row in rows]]
-    )
-    axes.barh(range(len(rows)), middle, xerr=error, color=colours, height=0.7, error_kw={"linewidth": 1, "ecolor": INK})
-    axes.set_yticks(range(len(rows)), labels)
-    axes.invert_yaxis()
-
-
-def draw_legend(axes: Any, **extra: Any) -> None:
-    """Draw a legend without a frame."""
-    axes.legend(frameon=False, fontsize=7.5, handlelength=2.6, **extra)
-
-
-def rank_axis(axes: Any, at: Sequence[float]) -> None:
-    """Give a panel a logarithmic axis of ranks; a half is blind reuse."""
-    axes.set_xscale("log", base=2)
-    shown = [rank for rank in at if rank < 1 or float(rank).is_integer() and int(rank) & (int(rank) - 1) == 0]
-    axes.set_xticks(shown, ["blind" if rank < 1 else f"{rank:.0f}" for rank in shown])
-    axes.minorticks_off()
-
-
 def save_figure(figure: Any, folder: Path, name: str) -> Path:
-    """Write a figure into a folder as a PNG and return its path."""
-    path = folder / f"{name}.png"
-    write_png(figure, path)
+    """Write a figure into a folder as a PNG of 64 colours, which takes half the bytes; return its path."""
+    drawn, path = BytesIO(), folder / f"{name}.png"
+    figure.savefig(drawn, format="png")
+    with Image.open(drawn) as picture:
+        picture.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
     return path
 
 
+def importable(name: str) -> bool:
+    """Return whether a package can be imported."""
+    return find_spec(name) is not None
+
+
 def draw_table(table: Table, model: str, folder: Path) -> Path | None:
-    """Write a table's plots as one PNG and return its path; None if it has none."""
+    """Write a table's plots as one PNG and return its path; None if it has none, or matplotlib is not installed."""
+    if not importable("matplotlib"):
+        return None
     panes = [
         (plot, setting, rows)
         for plot in table.plots
-        for setting, rows in _panes(table, plot)
+        for setting, rows in grouped(table.records, plot.split).items()
         if any(_drawn(row, plot) for row in rows)
     ]
     if not panes:
@@ -131,34 +95,12 @@ def draw_table(table: Table, model: str, folder: Path) -> Path | None:
         (_bars if plot.bars else _lines)(panel, plot, rows, colours)
         _range(panel, plot)
         style_panel(panel, "" if setting is None else str(setting), plot.x, plot.y)
-    entries = _entries(axes, [str(group) for group in colours])
+    handles = {name: handle for panel in axes for handle, name in zip(*panel.get_legend_handles_labels(), strict=True)}
+    entries = {str(group): handles[str(group)] for group in colours if str(group) in handles}
     if entries:
         corner = axes[min(ACROSS, len(axes)) - 1]
         corner.legend(entries.values(), entries, frameon=False, fontsize=7.5, loc="upper left", bbox_to_anchor=(1, 1))
     return save_figure(figure, folder, f"{model}-{table.name}")
-
-
-def _entries(axes: Sequence[Any], order: Sequence[str]) -> dict[str, Any]:
-    """Return every group that is drawn, once, with its handle for a legend."""
-    found: dict[str, Any] = {}
-    for panel in axes:
-        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    return dict(sorted(found.items(), key=lambda entry: order.index(entry[0])))
-
-
-def _panes(table: Table, plot: Plot) -> list[tuple[Cell, list[TableRow]]]:
-    """Return what each panel of a plot shows, and its rows; one panel of all rows where nothing splits them."""
-    split = plot.split
-    if split is None and SETTING in table.columns and not any(SETTING in (other.x, other.by) for other in table.plots):
-        split = SETTING
-    rows = [row for row in table.records if plot.only is None or row[plot.only[0]] == plot.only[1]]
-    if split is None:
-        return [(None if plot.only is None else plot.only[1], rows)] if rows else []
-    found: dict[Cell, list[TableRow]] = {}
-    for row in rows:
-        found.setdefault(row[split], []).append(row)
-    return list(found.items())
 
 
 def _colours(table: Table) -> dict[Cell, str]:
@@ -175,16 +117,8 @@ def _drawn(row: TableRow, plot: Plot) -> bool:
     return value is not None and (value != 0 or plot.y != "KL")
 
 
-def _groups(plot: Plot, rows: Sequence[TableRow]) -> dict[Cell, list[TableRow]]:
-    found: dict[Cell, list[TableRow]] = {}
-    for row in rows:
-        if _drawn(row, plot):
-            found.setdefault(None if plot.by is None else row[plot.by], []).append(row)
-    return found
-
-
 def _lines(axes: Any, plot: Plot, rows: Sequence[TableRow], colours: dict[Cell, str]) -> None:
-    groups = _groups(plot, rows)
+    groups = grouped((row for row in rows if _drawn(row, plot)), plot.by)
     ticks = sorted({_across(row, plot) for row in rows if _number(row[plot.x]) is not None})
     # Lines that lie on one another stay apart by a little; where most places are one line's own, a place is exact.
     apart = (ticks[-1] - ticks[0]) * 0.012 if 0 < len(ticks) <= MOST_TICKS else 0.0
@@ -220,7 +154,7 @@ def _across(row: TableRow, plot: Plot) -> float:
 
 def _bars(axes: Any, plot: Plot, rows: Sequence[TableRow], colours: dict[Cell, str]) -> None:
     names = list(dict.fromkeys(row[plot.x] for row in rows))
-    groups = _groups(plot, rows)
+    groups = grouped((row for row in rows if _drawn(row, plot)), plot.by)
     width = 0.8 / max(1, len(groups))
     for place, (group, own) in enumerate(groups.items()):
         across = [names.index(row[plot.x]) + (place - (len(groups) - 1) / 2) * width for row in own]
@@ -246,14 +180,6 @@ def _range(axes: Any, plot: Plot) -> None:
     low, high = axes.get_ylim()
     if plot.y in SHARES:
         low, high = min(low, -0.02), 1.05
-        if low < -1.1:
-            # Harm has no floor: below -1 the axis goes on by its logarithm.
-            axes.set_yscale("symlog", linthresh=1.0, linscale=1.5)
-            powers = [-(10.0**power) for power in range(1, 7) if -(10.0**power) > low]
-            ticks = [*reversed(powers), -1.0, 0.0, 0.5, 1.0]
-            axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-            axes.minorticks_off()
-            low, high = 1.5 * low, 1.2
         axes.set_ylim(low, high)
     elif plot.y.endswith(TIME) and low > 0:
         axes.set_ylim(0, high)
@@ -271,5 +197,5 @@ def _spread(cell: Cell, plot: Plot) -> tuple[float, float, float]:
 
 
 def _number(cell: Cell) -> float | None:
-    value = cell.value if isinstance(cell, Interval | Share) else cell
+    value = cell.value if isinstance(cell, Interval) else cell
     return None if value is None or isinstance(value, str) or value != value else float(value)

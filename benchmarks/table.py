@@ -1,22 +1,21 @@
 """Tables of measurements: figures row by row and what must hold, on a screen, as Markdown and as plain data."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 from rich import box
 from rich.console import Console
 from rich.table import Table as ScreenTable
 from rich.text import Text
 
-from benchmarks.figures import as_kept
 from benchmarks.intervals import Interval
 from emblema.errors import PromptError
 from emblema.eval.figures import plain
-from emblema.eval.metrics import Share
 
-Cell = str | int | float | Interval | Share | None
+Cell = str | int | float | Interval | None
+Fields = TypeVar("Fields", bound=Mapping[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,6 @@ class Plot:
     Attributes:
         bars: bars, where `x` is a name rather than a number.
         split: a panel for each value of this column.
-        only: column and value of the rows that are drawn; all of them without.
         doubling: `x` on an axis of powers of two.
     """
 
@@ -47,7 +45,6 @@ class Plot:
     by: str | None = None
     bars: bool = False
     split: str | None = None
-    only: tuple[str, Cell] | None = None
     doubling: bool = False
 
 
@@ -59,7 +56,6 @@ class Bar:
         value: what was measured; None where nothing was, which holds no bound.
         bound: from below if `least`, else from above.
         count: items that the value was measured on.
-        strict: whether a value on the bound misses it.
         aim: whether it is reported beside the bars and does not count.
     """
 
@@ -68,17 +64,14 @@ class Bar:
     bound: float
     least: bool = True
     count: int = 0
-    strict: bool = False
     aim: bool = False
 
     @property
     def holds(self) -> bool:
-        """Whether the value is on the right side of the bound."""
-        if self.value is None or math.isnan(self.value):
+        """Whether the value is on the right side of the bound, or on it."""
+        if self.value is None:
             return False
-        if self.value == self.bound:
-            return not self.strict
-        return self.value > self.bound if self.least else self.value < self.bound
+        return self.value >= self.bound if self.least else self.value <= self.bound
 
     def data(self) -> dict[str, Any]:
         """Return the bar as plain data for JSON."""
@@ -97,7 +90,6 @@ class Table:
         rows: cells as numbers, with their interval or count where they are estimates; None where there is nothing.
         plots: what to draw.
         bars: what has to hold.
-        seconds: how long it took.
     """
 
     name: str
@@ -107,7 +99,6 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     plots: tuple[Plot, ...] = ()
     bars: tuple[Bar, ...] = ()
-    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         uneven = next((row for row in self.rows if len(row) != len(self.columns)), None)
@@ -119,51 +110,44 @@ class Table:
         """Every row by column."""
         return tuple(dict(zip(self.columns, row, strict=True)) for row in self.rows)
 
-    def kept(self) -> "Table":
-        """Return the table with the digits that rows of a file keep, so that a page is what its file makes."""
-        rows = tuple(tuple(map(_kept, row)) for row in self.rows)
-        bars = tuple(bar if bar.value is None else replace(bar, value=as_kept(bar.value)) for bar in self.bars)
-        return replace(self, rows=rows, bars=bars, seconds=as_kept(self.seconds))
-
     def data(self) -> dict[str, Any]:
-        """Return the table as plain data for JSON: intervals as value, low and high, shares as value and count."""
+        """Return the table as plain data for JSON: intervals as value, low and high."""
         rows = [
-            {name: asdict(cell) if isinstance(cell, Interval | Share) else cell for name, cell in record.items()}
+            {name: asdict(cell) if isinstance(cell, Interval) else cell for name, cell in record.items()}
             for record in self.records
         ]
         named = {name: getattr(self, name) for name in ("name", "title", "note", "columns")}
-        found: dict[str, Any] = plain(
-            {**named, "rows": rows, "bars": [bar.data() for bar in self.bars], "seconds": self.seconds}
-        )
+        found: dict[str, Any] = plain({**named, "rows": rows, "bars": [bar.data() for bar in self.bars]})
         return found
 
 
-def _kept(cell: Cell) -> Cell:
-    if isinstance(cell, Interval):
-        return Interval(as_kept(cell.value), as_kept(cell.low), as_kept(cell.high))
-    if isinstance(cell, Share):
-        return Share(as_kept(cell.value), cell.count)
-    return as_kept(cell) if isinstance(cell, float) else cell
+def grouped(rows: Iterable[Fields], column: str | None) -> dict[Any, list[Fields]]:
+    """Return rows by what they have in a column; all of them together without one."""
+    found: dict[Any, list[Fields]] = {}
+    for row in rows:
+        found.setdefault(None if column is None else row[column], []).append(row)
+    return found
 
 
-def bars_of(tables: Iterable[Table]) -> tuple[Bar, ...]:
-    """Return every bar of some tables."""
-    return tuple(bar for table in tables for bar in table.bars)
+def cell_of(value: Any) -> Cell:
+    """Return a figure of a file as a table's cell."""
+    return Interval(**value) if isinstance(value, dict) else value
 
 
 def cell_text(cell: Cell, *, interval: bool = True) -> str:
-    """Return a cell in words: three or four digits, an interval in brackets, a share with its count."""
+    """Return a cell in words: three or four digits, an interval in brackets."""
     if isinstance(cell, Interval):
         if not interval or cell.low == cell.high or math.isnan(cell.low):
             return _digits(cell.value)
         return f"{_digits(cell.value)} [{_digits(cell.low)}, {_digits(cell.high)}]"
-    if isinstance(cell, Share):
-        if not cell.count:
-            return ""
-        return f"{cell.value:.3f} of {cell.count}" if interval else f"{cell.value:.2f}/{cell.count}"
     if isinstance(cell, bool) or cell is None:
         return "" if cell is None else str(cell)
     return _digits(cell) if isinstance(cell, float) else f"{cell:,}" if isinstance(cell, int) else cell
+
+
+def figure_text(value: Any, *, interval: bool = True) -> str:
+    """Return a figure of a file in words; an estimate has its interval, unless that is left out."""
+    return cell_text(cell_of(value), interval=interval)
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[int] = (0,)) -> str:
@@ -177,34 +161,21 @@ def table_markdown(table: Table) -> str:
     return markdown_table(table.columns, [[cell_text(cell) for cell in row] for row in table.rows], _words(table))
 
 
-def bars_markdown(found: Iterable[tuple[str, Sequence[Bar]]]) -> str:
-    """Return the bars of models by name as a Markdown table."""
-    head = ("model", "bar", "measured", "bound", "items", "")
-    lines = [
-        (model, bar.name, _value(bar), _bound(bar), f"{bar.count:,}" if bar.count else "", _verdict(bar))
-        for model, bars in found
-        for bar in bars
-    ]
-    return markdown_table(head, lines, (0, 1, 5))
-
-
-def show_grid(
-    screen: Console, title: str, head: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[int] = (0,)
-) -> None:
-    """Print cells under a title, the columns `words` aligned left and the others right."""
-    screen.print(Text(title, "bold"))
-    grid = ScreenTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column, name in enumerate(head):
-        grid.add_column(name, justify="left" if column in words else "right", no_wrap=True)
-    for row in rows:
-        grid.add_row(*row)
-    screen.print(grid)
+def bars_markdown(bars: Iterable[Bar]) -> str:
+    """Return bars as a Markdown table."""
+    lines = [(bar.name, _value(bar), _bound(bar), "holds" if bar.holds else "**missed**") for bar in bars]
+    return markdown_table(("bar", "measured", "bound", ""), lines)
 
 
 def show_table(screen: Console, table: Table, title: str) -> None:
     """Print a table without its intervals, and its note."""
-    rows = [[cell_text(cell, interval=False) for cell in row] for row in table.rows]
-    show_grid(screen, title, table.columns, rows, _words(table))
+    screen.print(Text(title, "bold"))
+    grid, words = ScreenTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)), _words(table)
+    for column, name in enumerate(table.columns):
+        grid.add_column(name, justify="left" if column in words else "right", no_wrap=True)
+    for row in table.rows:
+        grid.add_row(*(cell_text(cell, interval=False) for cell in row))
+    screen.print(grid)
     screen.print(Text(table.note, "dim"))
     screen.print()
 
@@ -229,12 +200,7 @@ def _value(bar: Bar) -> str:
 
 
 def _bound(bar: Bar) -> str:
-    sign = (">" if bar.strict else "≥") if bar.least else ("<" if bar.strict else "≤")
-    return f"{sign} {bar.bound:g}"
-
-
-def _verdict(bar: Bar) -> str:
-    return ("holds" if bar.holds else "**missed**") + (" (aim)" if bar.aim else "")
+    return f"{'≥' if bar.least else '≤'} {bar.bound:g}"
 
 
 def _digits(value: float) -> str:

@@ -35,3 +35,21 @@ def pages(reference: Engine, episode: Episode) -> list[Chunk]:
     """The episode's pages as chunks, legends first."""
     chunks = [reference.add(page.image()) for page in episode.pages]
     return [chunk for chunk in chunks if isinstance(chunk, Chunk)]
+
+
+@pytest.fixture
+def planners_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close every planner of a test: each has a thread."""
+    from emblema.vllm.planner import RequestPlanner
+
+    made: list[RequestPlanner] = []
+    start = RequestPlanner.__init__
+
+    def noted(own: RequestPlanner, *given: object, **named: object) -> None:
+        start(own, *given, **named)  # type: ignore[arg-type]
+        made.append(own)
+
+    monkeypatch.setattr(RequestPlanner, "__init__", noted)
+    yield
+    for each in made:
+        each.close()

@@ -74,6 +74,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", FOLDERS)
 def test_no_circle_of_imports(package: str) -> None:
     known = modules(package)

@@ -1,7 +1,8 @@
-"""Write the demo's pictures, its clip and demo.json into the package: `python -m training.demo_media`.
+"""Write the demo's pictures, its clip, its walk and demo.json into the package: `python -m training.demo_media`.
 
 Three legends of seven colours, twenty maps with one icon each, and a clip of four scenes with the other three colours
-and four icons, so that pictures and clip can stand in one prompt without contradicting each other.
+and four icons, so that pictures and clip can stand in one prompt without contradicting each other. The walk is
+a video that `reference-stream` can read: an ego stream of 64 frames, one every two seconds.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.tasks import Episode, SceneClip, write_page
-from benchmarks.tasks.episodes import TEMPLATES, facts, legend_page, map_page
-from benchmarks.tasks.tiles import COLOUR_COUNT, ICON_NAMES, LAND_COUNT
+from benchmarks.tasks.episodes import TEMPLATES, facts, legend_page, map_page, write_frames
+from benchmarks.tasks.streams import GeneratedStream, stream_of
+from benchmarks.tasks.streams.writing import RATE
+from benchmarks.tasks.tiles import COLOUR_COUNT, ICON_NAMES, LAND_COUNT, assemble
 from benchmarks.tasks.world import Legend, Map
 
 OUT = Path(__file__).parents[1] / "src/emblema/assets/demo"
@@ -28,6 +31,21 @@ OPENINGS = (
     "Good morning! Today we look at the work of my brother, who can draw well. First you will see what his colours "
     "mean, then the maps that he made with them on a long journey.",
 )
+
+
+WALK_FRAMES = 64
+WALK_SEED = 1
+
+
+def walk() -> GeneratedStream:
+    """Return the stream that `walk.mp4` shows."""
+    return stream_of("ego", WALK_FRAMES, WALK_SEED, 0)
+
+
+def write_walk(path: Path) -> None:
+    """Write the walk as a video; without noise and changes of light it takes a few kilobytes."""
+    frames = [assemble(tiles) for tiles in walk().tiles()]
+    write_frames(frames, frames[0].size, path, RATE, "yuv420p", {"crf": "20", "g": str(WALK_FRAMES)})
 
 
 def questions(
@@ -71,6 +89,7 @@ def main() -> None:
     names = [f"legend-{index + 1}" for index in range(len(legends))] + [f"map-{index + 1:02d}" for index in range(MAPS)]
     files = [write_page(page, options.out / name).name for name, page in zip(names, [*legends, *maps], strict=True)]
     write_page(clip, options.out / "clip")
+    write_walk(options.out / "walk.mp4")
     pictures = Episode(options.seed, (*legends, *maps), ())
     video = Episode(options.seed, (clip,), ())
     wanted = {"colour": 6, "land": 8, "legend": 3, "count": 2, "which": 2}

@@ -2,22 +2,26 @@
 
 import typer
 
-from benchmarks.cli import costs, drawing, fidelity, load, store, streams
+from benchmarks.cli import costs, fidelity, load, real, streams
 
 app = typer.Typer(
     name="python -m benchmarks",
-    help="Fresh episodes, and how well strategies answer them.",
+    help="Fresh episodes and streams, and how well strategies answer them.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(drawing.episodes)
-app.command()(drawing.videos)
+app.command()(streams.videos)
 app.command()(fidelity.reference)
-app.command()(store.store)
+app.command()(costs.store)
 app.command()(fidelity.fidelity)
 app.command()(fidelity.results)
+app.command()(real.real)
+app.command()(real.real_traffic)
+app.command()(real.real_bound)
+app.command()(real.real_speed)
+app.command()(real.real_page)
 app.command()(streams.window)
 app.command()(streams.stream)
 app.command()(load.load)

@@ -8,9 +8,7 @@ import typer
 from benchmarks.cli.options import (
     DrawnSeed,
     EpisodeTask,
-    Figures,
     Models,
-    Report,
     Seed,
     drawn_seed,
     model_loader,
@@ -23,19 +21,15 @@ def reference(
     count: Annotated[int, typer.Option("--episodes", min=2, help="How many fresh episodes.")] = 500,
     seed: DrawnSeed = None,
     task: EpisodeTask = "maps",
-    every_kind: Annotated[
-        bool, typer.Option("--every-kind", help="Ask legend, count and which questions too.")
-    ] = False,
-    out: Out = Path("bench"),
+    out: Out = Path("build/bench"),
     model: Model = "reference",
     device: Device = None,
     plain: Plain = False,
 ) -> None:
     """Hold the bundled model to its bars, on fresh episodes with intervals by episode."""
-    from benchmarks.bars import QUESTIONS, measure, report, show
+    from benchmarks.bars import measure, report, show
     from benchmarks.tasks import EPISODE_PLANS
-    from benchmarks.tasks.world import KINDS
-    from emblema.cli.screen import console, load_engine, output_folder
+    from emblema.cli.screen import console, output_folder
     from emblema.eval.figures import write_figures
 
     if task not in EPISODE_PLANS:
@@ -43,8 +37,8 @@ def reference(
     folder = output_folder(out)
     screen = console(plain)
     chosen = drawn_seed(seed)
-    engine = load_engine(model, device, screen, measured=True)
-    result = measure(engine, task, chosen, count, kinds=KINDS if every_kind else QUESTIONS, screen=screen)
+    engine = model_loader(device, screen)(model)
+    result = measure(engine, task, chosen, count, screen=screen)
     show(screen, result)
     listing = write_figures(report(result), folder / f"reference-{task}-{chosen}.json")
     screen.print(f"figures: {listing}", soft_wrap=True)
@@ -52,37 +46,28 @@ def reference(
 
 def fidelity(
     model: Models = "reference",
-    tasks: Annotated[
-        str, typer.Option(help="Names with commas; trained: all that bundled models know; form:path: a data set.")
-    ] = "trained",
+    tasks: Annotated[str, typer.Option(help="Names with commas; trained: all that bundled models know.")] = "trained",
     strategies: Annotated[
-        str, typer.Option(help="Names with commas, or groups: headline, every, matched, ranks, tokens, limits.")
+        str, typer.Option(help="Names with commas, or groups: headline, every, matched.")
     ] = "headline",
     setting: Annotated[str, typer.Option(help="visible, slid or both.")] = "both",
     items: Annotated[int, typer.Option(help="How many items of each task; an item has several questions.")] = 100,
     seed: Seed = 0,
-    figures: Figures = None,
-    report: Report = Path("fidelity"),
-    style: Annotated[
-        str, typer.Option(help="words: bare questions; letters: options and a letter asked for.")
-    ] = "words",
-    answer_tokens: Annotated[
-        int | None, typer.Option(min=1, help="The longest answer; as long as the right one if left out.")
-    ] = None,
-    judge: Annotated[str | None, typer.Option(help="An OpenAI-compatible address that scores dialogues.")] = None,
+    figures: Annotated[Path, typer.Option("--json", help="File for every figure; records lie beside it.")] = Path(
+        "fidelity/fidelity.json"
+    ),
     device: Device = None,
     plain: Plain = False,
 ) -> None:
     """Measure how far strategies are from re-prefill, on the same items; a killed run goes on where it was."""
-    from benchmarks.fidelity.report import run, wanted_of
+    from benchmarks.fidelity.run import run, wanted_of
     from benchmarks.report import comma_list
     from emblema.cli.screen import console
 
     screen = console(plain)
-    wanted = wanted_of(strategies.split(","), setting, items, seed, style, answer_tokens, judge)
-    place = report / "fidelity.json" if figures is None else figures
-    run(comma_list(model), tasks.split(","), wanted, model_loader(device, screen), place, report, screen)
-    screen.print(f"report: {report / 'report.md'}   figures: {place}", soft_wrap=True)
+    wanted = wanted_of(strategies.split(","), setting, items, seed)
+    run(comma_list(model), tasks.split(","), wanted, model_loader(device, screen), figures, screen)
+    screen.print(f"figures: {figures}", soft_wrap=True)
 
 
 def results(

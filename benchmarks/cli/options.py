@@ -15,16 +15,9 @@ Models = Annotated[str, typer.Option(help="Bundled names, folders or Hugging Fac
 EpisodeTask = Annotated[str, typer.Option(help="maps, atlas or clip.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the episodes.")]
 DrawnSeed = Annotated[int | None, typer.Option(min=0, help="Seed of all that is random; drawn if left out.")]
-TaskItems = Annotated[int, typer.Option(min=1, help="How many items of each task, at most six questions each.")]
 Parts = Annotated[str | None, typer.Option(help="Parts to measure, with commas; all if left out.")]
-Changes = Annotated[
-    list[str] | None, typer.Option("--set", help="name=value of a setting of the streams; may come again.")
-]
 Quick = Annotated[bool, typer.Option("--quick", help="A little of everything, to see that it runs.")]
 Report = Annotated[Path, typer.Option(help="Folder for the report and its plots.")]
-Figures = Annotated[
-    Path | None, typer.Option("--json", help="File for every figure, as JSON; in the report's folder if left out.")
-]
 
 
 def drawn_seed(given: int | None) -> int:
@@ -33,8 +26,11 @@ def drawn_seed(given: int | None) -> int:
 
 
 def model_loader(device: str | None, screen: Console) -> "Callable[[str], Engine]":
-    """Return what loads a model by its bundled name, folder or id, to be measured."""
+    """Return what loads a model by its bundled name, folder or id, to be measured as the papers do.
+
+    Chunks are captured after nothing.
+    """
     from benchmarks.models import model_source
     from emblema.cli.screen import load_engine
 
-    return lambda name: load_engine(model_source(name), device, screen, measured=True)
+    return lambda name: load_engine(model_source(name), device, screen, measured=True, anchor=())

@@ -1,4 +1,4 @@
-"""Decoding over stock `generate()`, and what bounds it: bytes over the copy rate (Kamera, figure 11a)."""
+"""Decoding over stock `generate()`, with what a token reads and computes (Kamera, figure 11a)."""
 
 import time
 from collections.abc import Sequence
@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.cost.rates import DeviceRates
 from benchmarks.cost.subject import CostSubject
 from benchmarks.cost.timing import Action, Pace, interleaved
 from benchmarks.table import Bar, Cell, Table
 from emblema.kv.device import wait_for
 from emblema.kv.layout import LayerRows
-from emblema.models.graph_recorder import step_recorder
+from emblema.models.decode_steps import step_recorder
 from emblema.session.decoding import DecodeStart, Sampler, Sampling
 from emblema.session.solo_decoding import SoloDecoding
 
@@ -21,7 +20,7 @@ BAR_RATE, DEVICE_RATE = 1.0, 1 / 1.05
 
 
 class Decoding:
-    """A table and stock caches of as many random rows, each decoded from, and put back.
+    """A table of random rows, and a stock cache of the rows of as many random words, each decoded from and put back.
 
     Args:
         subject: the model.
@@ -30,6 +29,8 @@ class Decoding:
     """
 
     def __init__(self, subject: CostSubject, rows: int, tokens: int) -> None:
+        from transformers import DynamicCache
+
         self.subject, self.rows, self.tokens = subject, rows, tokens
         adapter = subject.adapter
         self.solo = SoloDecoding(adapter, step_recorder(subject.device))
@@ -41,86 +42,58 @@ class Decoding:
         self.logits = torch.zeros(adapter.vocab_size, device=subject.device)
         self.logits[subject.token_ids(1)[0]] = 1.0
         self.ids = torch.tensor([subject.token_ids(rows + 1)], device=subject.device)
-        self.cache = self._stock_cache()
+        self.cache: Any = DynamicCache()
+        embeds = adapter.embed(self.ids[0, :rows].cpu())[None]
+        subject.stock_forward(embeds, torch.arange(rows).expand(adapter.axes, -1), self.cache)
 
-    def _stock_cache(self) -> Any:
-        """Return a `DynamicCache` of random rows, in the shapes that the stock decoder writes."""
-        from transformers import DynamicCache
-
-        subject = self.subject
-        probe, filled = DynamicCache(), DynamicCache()
-        embeds = subject.adapter.embed(self.ids[0, :4].cpu())[None]
-        subject.stock_forward(embeds, torch.arange(4).expand(subject.adapter.axes, -1), probe)
-        layers: Any = probe.layers
-        for index, layer in enumerate(layers):
-            shapes = ((*held.shape[:2], self.rows, held.shape[3]) for held in (layer.keys, layer.values))
-            keys, values = (subject.numbers(*shape) for shape in shapes)
-            filled.update(keys, values, index)
-        return filled
+    def token_seconds(self) -> list[float]:
+        """Decode, and return the seconds of each token, the first one's sampling left out."""
+        start = DecodeStart(self.table, self.logits, self.rows, self.rows, self.subject.adapter.axes)
+        moments = []
+        for _ in self.solo.tokens(start, Sampler(Sampling(max_new_tokens=self.tokens + 1)), frozenset()):
+            wait_for(self.subject.device)
+            moments.append(time.perf_counter())
+        self.table.truncate(self.rows)
+        return [after - before for before, after in zip(moments, moments[1:], strict=False)]
 
     def ours(self) -> float:
-        """Decode, and return the seconds of a token, the first one's sampling left out."""
-        start = DecodeStart(self.table, self.logits, self.rows, self.rows, self.subject.adapter.axes)
-        sampler = Sampler(Sampling(max_new_tokens=self.tokens + 1))
-        stream = self.solo.tokens(start, sampler, frozenset())
-        next(stream)
-        wait_for(self.subject.device)
-        began = time.perf_counter()
-        made = sum(1 for _ in stream)
-        wait_for(self.subject.device)
-        seconds = time.perf_counter() - began
-        self.table.truncate(self.rows)
-        return seconds / made
+        """Decode, and return the seconds of a token."""
+        return sum(self.token_seconds()) / self.tokens
 
     def stock(self) -> float:
         """Have transformers generate after the same number of rows; return the seconds of a token, likewise."""
-        moments = _Moments(self.subject.device)
-        self._generate(moments, past_key_values=self.cache)
+        seconds = self._generate(past_key_values=self.cache)
         self.cache.crop(self.rows - int(self.cache.get_seq_length()))
-        return moments.seconds
+        return seconds
 
     def static(self) -> float:
         """The same with transformers' static cache, which it compiles on a device; rows are prefilled each time."""
-        moments = _Moments(self.subject.device)
-        self._generate(moments, cache_implementation="static")
-        return moments.seconds
+        return self._generate(cache_implementation="static")
 
     @torch.inference_mode()
-    def _generate(self, moments: "_Moments", **options: Any) -> None:
+    def _generate(self, **options: Any) -> float:
         from transformers import GenerationConfig
 
+        moments = []
+
+        def note(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            wait_for(self.subject.device)
+            moments.append(time.perf_counter())
+            return scores
+
         settings = GenerationConfig(max_new_tokens=self.tokens + 1, do_sample=False, pad_token_id=0)
-        self.subject.model.generate(  # type: ignore[operator]
+        self.subject.model.generate(
             input_ids=self.ids, attention_mask=torch.ones_like(self.ids), generation_config=settings,
-            logits_processor=[moments], use_cache=True, eos_token_id=None, **options,
+            logits_processor=[note], use_cache=True, eos_token_id=None, **options,
         )  # fmt: skip
+        return (moments[-1] - moments[0]) / self.tokens
 
 
-class _Moments:
-    """Moments at which stock `generate` has a token's logits; it is called as one of its processors."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._moments: list[float] = []
-
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        wait_for(self._device)
-        self._moments.append(time.perf_counter())
-        return scores
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of a token, from the first one's logits to the last one's."""
-        return (self._moments[-1] - self._moments[0]) / (len(self._moments) - 1)
-
-
-def decode_table(
-    subject: CostSubject, lengths: Sequence[int], tokens: int, rates: DeviceRates, pace: Pace, *, static: bool = False
-) -> Table:
-    """Return tokens a second by rows attended, over stock `generate()` and over what memory and arithmetic allow."""
+def decode_table(subject: CostSubject, lengths: Sequence[int], tokens: int, pace: Pace, static: bool = False) -> Table:
+    """Return tokens a second by rows attended, over stock `generate()`, with bytes and operations of a token."""
     rows: list[tuple[Cell, ...]] = []
     bars: list[Bar] = []
-    weights, failed = subject.decoder_parameters, ""
+    failed = ""
     for length in lengths:
         decoding = Decoding(subject, length, tokens)
         actions: dict[str, Action] = {OURS: decoding.ours, STOCK: decoding.stock}
@@ -130,33 +103,24 @@ def decode_table(
                 decoding.static()
                 actions[STATIC] = decoding.static
             except Exception as error:
-                failed = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+                failed = f" The static cache could not be measured ({type(error).__name__}: {str(error)[:200]})."
         found = interleaved(actions, subject.device, pace)
         attended = length + tokens // 2
-        size = weights * subject.dtype.itemsize + attended * subject.row_bytes
-        operations = 2 * weights + _attention_operations(subject, attended)
-        floor = size / rates.copy
+        size = subject.decoder_parameters * subject.dtype.itemsize + attended * subject.row_bytes
+        operations = 2 * subject.decoder_parameters + _attention_operations(subject, attended)
         quickest = found.least(tuple(name for name in actions if name != OURS))
         for name in actions:
-            seconds = found.median(name)
-            rows.append(
-                (length, name, 1 / seconds, found.ratio(quickest, name), size / 1e6, operations / size,
-                 operations / seconds / 1e9, floor / seconds, found.count)
-            )  # fmt: skip
-        rate = found.median(quickest) / found.median(OURS)
+            rate = 1 / found.median(name)
+            rows.append((length, name, rate, found.ratio(quickest, name), size / 1e6, operations / size))
         bound = BAR_RATE if subject.device.type == "cpu" else DEVICE_RATE
-        bars.append(Bar(f"decode after {length:,} rows, tokens/s over generate()", rate, bound))
+        ratio = found.median(quickest) / found.median(OURS)
+        bars.append(Bar(f"decode after {length:,} rows, tokens/s over generate()", ratio, bound))
         del decoding
     return Table(
         "decode",
         "Decoding one sequence, greedily",
-        f"{tokens} tokens after random rows, the first one's logits given; over stock: tokens/s over those of the "
-        "quicker stock `generate()`. MB: what a token has to read (weights and KV). flop/byte: its operations over "
-        f"that; below this machine's {rates.ridge:.1f} a token waits for memory and not for arithmetic (Kamera, figure "
-        f"11a). of floor: reading so much at the measured copy rate ({rates.copy / 1e9:.1f} GB/s, read and written) "
-        "over the time of a token; above 1 a read alone is quicker than a copy."
-        f"{f' The static cache could not be measured ({failed}).' if failed else ''}",
-        ("rows", "who", "tokens/s", "over stock", "MB", "flop/byte", "Gflop/s", "of floor", "rounds"),
+        f"{tokens} tokens after random rows, over the quicker `generate()`; MB: weights and KV that one reads.{failed}",
+        ("rows", "who", "tokens/s", "over stock", "MB", "flop/byte"),
         tuple(rows),
         bars=tuple(bars),
     )
@@ -164,12 +128,8 @@ def decode_table(
 
 def _attention_operations(subject: CostSubject, attended: int) -> int:
     """Return operations of one row's attention: scores and sums of every query head, in every layer."""
-    config = subject.adapter.config
-    heads = int(config.num_attention_heads)
-    return sum(
-        2
-        * heads
-        * attended
-        * (2 * layout.keys[1] + layout.values[1] if layout.kind == "latent" else 2 * layout.keys[1])
+    widths = (
+        layout.keys[1] + (layout.keys[1] + layout.values[1] if layout.kind == "latent" else layout.keys[1])
         for layout in subject.adapter.layouts
     )
+    return 2 * int(subject.adapter.config.num_attention_heads) * attended * sum(widths)

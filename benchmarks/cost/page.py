@@ -1,80 +1,51 @@
-"""The page of costs, `cost.md` with its pictures, made of figures of runs alone."""
+"""The tables and pictures of the page of costs, made of figures of runs; its words are written by hand."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cost.linking import REPREFILL
+from benchmarks.blocks import write_blocks
+from benchmarks.cost.linking import LINK_PLOT, REPREFILL
 from benchmarks.cost.roofline import draw_roofline
-from benchmarks.intervals import Interval
-from benchmarks.plots import draw_table
-from benchmarks.report import importable, measured_on, write_parts
-from benchmarks.table import Cell, Plot, Table, cell_text, markdown_table
+from benchmarks.plots import draw_table, importable
+from benchmarks.report import measured_on
+from benchmarks.table import Table, cell_of, figure_text, markdown_table
 
-Row = Mapping[str, Any]
 Runs = Mapping[str, Mapping[str, Any]]
 
-MIDDLE, PATCH = 2048, "patch-25%"
-"""Rows of the placing, and the patch of the forming, that the page shows."""
-INTRODUCTION = """*Re-prefill* is prefilling the whole prompt again, by `full` or by transformers, whichever is \
-quicker. Times are medians of rounds in which all candidates take turns. Shapes other than `reference` have random \
-weights."""
-TEXTS = {
-    "link": "Time to the first token over re-prefill, by rows of a prompt of 8 chunks. A kept prefix and `prefix` need "
-    "the same chunks in the same order; the methods below do not.",
-    "place": "Placing 2,048 rows: turned to their positions and patched. The share is the rate over that of a plain "
-    "copy. Rank 0 means no patch.",
-    "rows": "Linked prefill over `full`, by the share of the chunks' rows that are computed: the first ones of each "
-    "chunk, or as many anywhere (scattered).",
-    "decode": "Tokens a second of one sequence, after so many rows.",
-    "form": "Forming a patch (`patch-25%`) over prefilling its chunk, and the number of reuses after which it has "
-    "paid. A: the conditioned forward is paid too (Kamera, section C.6). B: a reuse saves the encoder as well. C: the "
-    "forming alone, where the prefill happened anyway.",
+COLUMNS = {
+    "place": (("rank", "chunks"), ("share of copy",)),
+    "rows": (("% of chunks",), ("over full", "scattered over full")),
+    "decode": (("rows", "who"), ("tokens/s",)),
+    "form": (("rows",), ("over prefill", "A", "B", "C")),
 }
-TITLES = {
-    "link": "How long is a first token?",
-    "place": "How quickly are rows placed?",
-    "rows": "What do computed rows cost?",
-    "decode": "How quickly are tokens decoded?",
-    "form": "When has a patch paid?",
-}
-KEYS = {"place": ("rank", "chunks"), "rows": ("% of chunks",), "decode": ("rows", "who"), "form": ("rows",)}
-"""Columns that name a line."""
-SHOWN = {
-    "place": ("share of copy",),
-    "rows": ("over full", "scattered over full"),
-    "decode": ("tokens/s",),
-    "form": ("over prefill", "A", "B", "C"),
-}
-"""Columns that are shown of every run."""
+"""Columns that name a line, and those that are shown of every run."""
 
-
-def cell(value: Any) -> Cell:
-    """Return a figure of a file as a table's cell."""
-    return Interval(**value) if isinstance(value, dict) else value
-
-
-def text(value: Any) -> str:
-    """Return a figure of a file in words, without its quartiles."""
-    return cell_text(cell(value), interval=False)
+text = partial(figure_text, interval=False)
+"""Returns a figure of a file in words, without its quartiles."""
 
 
 def write_page(runs: Runs, folder: Path) -> Path:
-    """Write the page and its pictures into a folder; returns the page's path."""
-    drawn = draw(runs, folder) if importable("matplotlib") else {}
-    parts = ["# What each step costs", INTRODUCTION]
-    parts += [f"`{run['command']}`: on {measured_on(run['environment'])}." for run in runs.values()]
-    if any(run["bars"] for run in runs.values()):
-        parts += ["## Which bars hold?", bars_table(runs)]
-    for name, title in TITLES.items():
-        body = link_table(runs) if name == "link" else beside(runs, name)
-        if body:
-            parts += [f"## {title}", TEXTS[name], body, drawn.get(name, "")]
-    return write_parts(parts, folder / "cost.md")
+    """Make the tables of `cost.md` in a folder, and its pictures, of the first run; returns the page's path."""
+    tables = next(iter(runs.values()))["tables"]
+    columns = ("rows", "method", "over re-prefill")
+    rows = tuple(tuple(cell_of(row[column]) for column in columns) for row in tables.get("link", ()))
+    draw_table(Table("link", "Time to first token over re-prefill", "", columns, rows, (LINK_PLOT,)), "cost", folder)
+    if {"rates", "decode"} <= tables.keys() and importable("matplotlib"):
+        draw_roofline(tables["rates"], tables["decode"], folder)
+    return write_blocks(folder / "cost.md", "What each step costs", blocks(runs))
+
+
+def blocks(runs: Runs) -> dict[str, str]:
+    """Return the tables of the page by the names of their blocks, empty where nothing was measured."""
+    told = [f"`{run['command']}`: on {measured_on(run['environment'])}." for run in runs.values()]
+    made = {"runs": "\n\n".join(told), "bars": bars_table(runs), "link": link_table(runs)}
+    return made | {name: beside(runs, name) for name in COLUMNS}
 
 
 def bars_table(runs: Runs) -> str:
-    """Return what had to hold, a column for each run."""
+    """Return what had to hold, a column for each run; empty where nothing had to."""
     held = {(name, bar["name"]): bar for name, run in runs.items() for bar in run["bars"]}
     lines = []
     for bar in dict.fromkeys(bar for _, bar in held):
@@ -82,7 +53,7 @@ def bars_table(runs: Runs) -> str:
         bounds = dict.fromkeys(f"{'≥' if each['least'] else '≤'} {each['bound']:g}" for each in own if each)
         verdicts = [each and f"{text(each['value'])} {'holds' if each['holds'] else '**missed**'}" for each in own]
         lines.append([bar, "; ".join(bounds), *(verdict or "" for verdict in verdicts)])
-    return markdown_table(("bar", "bound", *runs), lines)
+    return markdown_table(("bar", "bound", *runs), lines) if lines else ""
 
 
 def link_table(runs: Runs) -> str:
@@ -101,39 +72,15 @@ def link_table(runs: Runs) -> str:
 
 def beside(runs: Runs, name: str) -> str:
     """Return a table with the shown columns of every run side by side; empty without rows."""
-    held: dict[tuple[Any, ...], dict[str, Row]] = {}
+    keys, shown = COLUMNS[name]
+    held: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
     for run, found in runs.items():
         for row in found["tables"].get(name, []):
-            if (name != "place" or row["rows"] == MIDDLE) and (name != "form" or row["patch"] == PATCH):
-                held.setdefault(tuple(row[key] for key in KEYS[name]), {})[run] = row
-    measured = [run for run in runs if any(run in rows for rows in held.values())]
-    columns = [(run, column) for run in measured for column in SHOWN[name]]
+            held.setdefault(tuple(row[key] for key in keys), {})[run] = row
+    columns = [(run, column) for run in runs if name in runs[run]["tables"] for column in shown]
     lines = [
         [*map(text, key), *(text(rows[run][column]) if run in rows else "" for run, column in columns)]
         for key, rows in held.items()
     ]
-    head = [*KEYS[name], *(f"{run}: {column}" for run, column in columns)]
+    head = [*keys, *(f"{run}: {column}" for run, column in columns)]
     return markdown_table(head, lines, (0, 1) if name == "decode" else (0,)) if lines else ""
-
-
-def draw(runs: Runs, folder: Path) -> dict[str, str]:
-    """Write the pictures of the first run into a folder; returns what shows each of them on the page."""
-    name, run = next(iter(runs.items()))
-    shown = {}
-    columns = ("rows", "method", "over re-prefill")
-    plot = Plot("rows", "over re-prefill", "method", doubling=True)
-    link = _table("link", "Time to first token over re-prefill", columns, run["tables"].get("link", []), plot)
-    path = draw_table(link, "cost", folder)
-    if path is not None:
-        shown["link"] = f"![First tokens over re-prefill, {name}]({path.name})"
-    parts = (("rates", ("what", "rate")), ("decode", ("rows", "who", "tokens/s", "MB", "flop/byte")))
-    tables = [
-        _table(part, "", columns, run["tables"][part]) for part, columns in parts if run["tables"].get(part)
-    ]
-    for path in draw_roofline("cost", tables, folder):
-        shown["decode"] = f"![Roofline of decoding, {name} (Kamera, figure 11a)]({path.name})"
-    return shown
-
-
-def _table(name: str, title: str, columns: Sequence[str], rows: Sequence[Row], *plots: Plot) -> Table:
-    return Table(name, title, "", tuple(columns), tuple(tuple(cell(r[c]) for c in columns) for r in rows), plots)

@@ -1,35 +1,30 @@
 """The roofline of decoding: operations a second by operations a byte, below what the machine can do (Kamera, 11a)."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.plots import COLOURS, FAINT, INK, MARKS, draw_legend, make_panels, save_figure, style_panel
-from benchmarks.table import Table
+from benchmarks.plots import COLOURS, FAINT, INK, MARKS, make_panels, save_figure, style_panel
 
-RATES, DECODE = "rates", "decode"
+Rows = Sequence[Mapping[str, Any]]
 
 
-def draw_roofline(model: str, tables: Iterable[Table], folder: Path) -> list[Path]:
-    """Write the plot from a run's tables and return its path; none where rates or decoding were not measured."""
-    named = {table.name: table for table in tables}
-    if not {RATES, DECODE} <= named.keys():
-        return []
-    # The first row of the rates is the copy's, the second the product's.
-    copy, product = (float(record["rate"]) for record in named[RATES].records[:2])  # type: ignore[arg-type]
-    figure, (axes,) = make_panels(1, f"Roofline of decoding: {model}", width=6.4, height=4.0)
-    found = _points(named[DECODE])
-    for place, (who, points) in enumerate(found.items()):
-        across, up, rows = zip(*points, strict=True)
-        mark, colour = MARKS[place % len(MARKS)], COLOURS[place % len(COLOURS)]
-        axes.plot(across, up, mark, color=colour, label=who, markersize=6, alpha=0.85)
-        if place == 0:
-            for x, y, name in zip(across, up, rows, strict=True):
-                axes.annotate(f"{name:,}", (x, y), textcoords="offset points", xytext=(6, 4), fontsize=7, color=FAINT)
+def draw_roofline(rates: Rows, decode: Rows, folder: Path) -> Path:
+    """Write the plot of a run's rates, whose first is the copy's and second the product's, and of its decoding."""
+    copy, product = (float(row["rate"]) for row in rates[:2])
+    figure, (axes,) = make_panels(1, "Roofline of decoding: cost", width=6.4, height=4.0)
+    for place, who in enumerate(dict.fromkeys(row["who"] for row in decode)):
+        own = [row for row in decode if row["who"] == who]
+        across = [row["flop/byte"] for row in own]
+        up = [row["tokens/s"] * row["MB"] * row["flop/byte"] / 1e3 for row in own]
+        axes.plot(across, up, MARKS[place], color=COLOURS[place], label=who, markersize=6, alpha=0.85)
+        for x, y, row in zip(across, up, own if place == 0 else (), strict=False):
+            name = f"{row['rows']:,}"
+            axes.annotate(name, (x, y), textcoords="offset points", xytext=(6, 4), fontsize=7, color=FAINT)
     ridge = product / copy
-    ends = [point[0] for points in found.values() for point in points] + [ridge]
+    ends = [row["flop/byte"] for row in decode] + [ridge]
     line = np.geomspace(min(ends) / 2, max(ends) * 4, 200)
     axes.plot(line, np.minimum(line * copy, product), color=INK, linewidth=1.2)
     axes.axvline(ridge, color=FAINT, linewidth=0.8, linestyle=":")
@@ -38,14 +33,5 @@ def draw_roofline(model: str, tables: Iterable[Table], folder: Path) -> list[Pat
     title = f"copies {copy:.1f} GB/s, products {product:.0f} Gflop/s; by a point: rows before"
     style_panel(axes, title, "operations a byte", "Gflop/s", grid="both")
     axes.minorticks_off()
-    draw_legend(axes, loc="lower right")
-    return [save_figure(figure, folder, f"{model}-roofline")]
-
-
-def _points(table: Table) -> dict[str, list[tuple[float, float, Any]]]:
-    """Return operations a byte, Gflop/s and rows before, by who decodes."""
-    found: dict[str, list[tuple[float, float, Any]]] = {}
-    for record in table.records:
-        rate, size, intensity = (float(record[name]) for name in ("tokens/s", "MB", "flop/byte"))  # type: ignore[arg-type]
-        found.setdefault(str(record["who"]), []).append((intensity, rate * size * intensity / 1e3, record["rows"]))
-    return found
+    axes.legend(frameon=False, fontsize=7.5, handlelength=2.6, loc="lower right")
+    return save_figure(figure, folder, "cost-roofline")

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +11,7 @@ from emblema.models.load import load_model
 
 REFERENCE = "reference"
 FOLDER = Path(__file__).parent / "shapes"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def shape_names() -> tuple[str, ...]:
@@ -43,28 +42,16 @@ def make_model(name: str, device: torch.device, dtype: torch.dtype, seed: int) -
     """Return a model of a shape, for inference: the bundled one, or one of random weights.
 
     `kimi-k2.5-slice` has four of the model's 61 layers and 32 of its 384 experts in each.
-
-    Raises:
-        ModelError: there is no such shape.
     """
-    if name == REFERENCE:
-        model, _ = load_model(name, device=device, dtype=dtype)
-        return model
-    if name not in shape_names():
-        raise ModelError(f"--shape {name!r}: choose of {', '.join(shape_names())}")
-    written = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    return random_model(written, device, dtype, seed)
-
-
-def random_model(written: dict[str, Any], device: torch.device, dtype: torch.dtype, seed: int) -> nn.Module:
-    """Return a model of random weights from a configuration as its `config.json` has it."""
     import transformers
     from transformers import CONFIG_MAPPING
 
+    if name == REFERENCE:
+        return load_model(name, device=device, dtype=dtype)[0]
+    written = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     config = CONFIG_MAPPING[written["model_type"]].from_dict(written)
     kind = getattr(transformers, written["architectures"][0])
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), torch.device(device):
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
         torch.manual_seed(seed)
         model: nn.Module = kind._from_config(config, dtype=dtype)
     return model.eval()

@@ -1,8 +1,9 @@
 """What is measured: a model of a shape in an engine, prompts of chunks with random rows, and stock transformers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import isqrt
 from typing import Any
 
@@ -13,6 +14,7 @@ from benchmarks.cost.timing import Pace, interleaved
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk, Encoded
+from emblema.kv.keys import ArtifactKey
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.link.executor import embed_rows
@@ -23,8 +25,6 @@ from emblema.link.strategies.registry import parse
 from emblema.models.calibrate import cache_argument
 from emblema.models.families.base import Prepared
 from emblema.models.positions import Grid, chunk_positions
-from emblema.session.requests import Prefill
-from emblema.store.keys import ArtifactKey
 from emblema.store.settings import StoreSettings
 from emblema.store.store import Store, TenantStore
 
@@ -51,27 +51,28 @@ class CostPrompt:
     prompt: Prompt
 
 
+def picture_sides(tokens: int) -> tuple[int, int]:
+    """Return height and width in tokens of a picture of `tokens` tokens with its two markers, or a few fewer."""
+    height = isqrt(max(1, tokens - 2))
+    return height, max(1, (tokens - 2) // height)
+
+
+def chunk_sizes(tokens: int, count: int) -> list[int]:
+    """Return the tokens of each of `count` chunks that have so many together, as even as can be."""
+    return [tokens // count + (place < tokens % count) for place in range(count)]
+
+
 def link_seconds(engine: Engine, parts: Sequence[Any], strategy: str | Strategy) -> float:
     """Link parts by a strategy; return the seconds from the call to the logits.
 
     Raises:
         EmblemaError: something else was done than the strategy says, so that there is nothing to report.
     """
-    return link_checked(engine, parts, strategy).usage.ttft_seconds
-
-
-def link_checked(engine: Engine, parts: Sequence[Any], strategy: str | Strategy) -> Prefill:
-    """Link parts by a strategy.
-
-    Raises:
-        EmblemaError: something else was done than the strategy says, so that there is nothing to report.
-    """
-    name, prefill = strategy_name(strategy), engine.prefill(parts, strategy, template=False)
-    usage = prefill.usage
+    name, usage = strategy_name(strategy), engine.prefill(parts, strategy, template=False).usage
     other = usage.forming_tokens or usage.recaptured_tokens or usage.captured_tokens or not usage.finite
     if other or usage.lane != name or (name.startswith("patch-") and not usage.patched_tokens):
         raise EmblemaError(f"{name} could not be measured: {usage}")
-    return prefill
+    return usage.ttft_seconds
 
 
 class CostSubject:
@@ -96,7 +97,6 @@ class CostSubject:
         self.engine = Engine(model, None, store=store, policy=Policy.quiet())
         self.adapter = self.engine.adapter
         self.device, self.dtype = self.adapter.device, self.adapter.dtype
-        self._reprefills: dict[int, float] = {}
 
     @property
     def row_bytes(self) -> int:
@@ -122,29 +122,23 @@ class CostSubject:
         known = min(TOKENS, self.adapter.vocab_size - FIRST_TOKEN)
         return (torch.randint(known, (count,), generator=self._generator) + FIRST_TOKEN).tolist()
 
-    def media(self, tokens: int) -> tuple[Prepared, int]:
+    def media(self, tokens: int) -> Prepared:
         """Return a picture of random pixels for the encoder, of `tokens` tokens with its markers or a few fewer."""
         config = self.model.config
         vision = config.vision_config
-        side = max(1, isqrt(max(1, tokens - 2)))
-        height, width = side, max(1, (tokens - 2) // side)
-        patches = 4 * height * width
-        area = int(vision.patch_size) ** 2
-        sizes = torch.tensor([[1, 2 * height, 2 * width]])
+        height, width = picture_sides(tokens)
+        patches, side = 4 * height * width, int(vision.patch_size)
         if hasattr(vision, "temporal_patch_size"):
-            pixels = self.numbers(patches, 3 * int(vision.temporal_patch_size) * area)
+            pixels = self.numbers(patches, 3 * int(vision.temporal_patch_size) * side**2)
         else:
-            pixels = self.numbers(patches, 3, int(vision.patch_size), int(vision.patch_size))
+            pixels = self.numbers(patches, 3, side, side)
         ids = [config.vision_start_token_id, *[config.image_token_id] * (height * width), config.vision_end_token_id]
-        features = {"pixel_values": pixels, "image_grid_thw": sizes}
-        return Prepared("image", torch.tensor(ids), features, (Grid(1, 1, height, width),)), len(ids)
+        features = {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 2 * height, 2 * width]])}
+        return Prepared("image", torch.tensor(ids), features, (Grid(1, 1, height, width),))
 
     def encoded(self, tokens: int) -> Encoded:
         """Return what the decoder would be fed for a picture of `tokens` tokens, at random."""
-        side = max(1, isqrt(max(1, tokens - 2)))
-        height = min(side, max(1, tokens - 2))
-        width = max(1, (tokens - 2) // height)
-        grid = Grid(1, 1, height, width)
+        grid = Grid(1, 1, *picture_sides(tokens))
         positions, span = chunk_positions(tokens, self.adapter.axes, (grid,))
         visual = torch.zeros(tokens, dtype=torch.bool)
         visual[1 : 1 + grid.tokens] = True
@@ -157,42 +151,40 @@ class CostSubject:
         deepstack = tuple(self.numbers(grid.tokens, self.adapter.hidden_size) * size for _ in range(depth))
         return Encoded(ids, embeds, positions, span, visual, deepstack, torch.full((tokens,), -1))
 
-    def rows(self, tokens: int) -> tuple[LayerRows, ...]:
-        """Return random rows of every layer."""
-        return tuple(
-            LayerRows(
-                self.numbers(layout.keys[0], tokens, layout.keys[1]),
-                self.numbers(layout.values[0], tokens, layout.values[1]),
-            )
-            for layout in self.adapter.layouts
-        )
-
     def chunk(self, tokens: int) -> Chunk:
         """Return a chunk of random rows, under an id of its own; it is in no store."""
         name = torch.randint(256, (32,), generator=self._generator, dtype=torch.uint8).numpy().tobytes().hex()
-        return Chunk(name, "image", self.adapter.fingerprint, self.encoded(tokens), self.rows(tokens))
+        rows = tuple(
+            LayerRows(*(self.numbers(heads, tokens, width) for heads, width in (layout.keys, layout.values)))
+            for layout in self.adapter.layouts
+        )
+        return Chunk(name, "image", self.adapter.fingerprint, self.encoded(tokens), rows)
 
-    def chunk_sizes(self, tokens: int, count: int) -> list[int]:
-        """Return the tokens of `count` chunks of a prompt of `tokens` rows with its text."""
-        left = tokens - BEFORE - QUESTION
-        return [left // count + (place < left % count) for place in range(count)]
+    def knowledge(self) -> Knowledge:
+        """Return what a strategy may ask of the engine's store, without kept prompts."""
+        find = self.engine.store.find_patch
+        return Knowledge(self.adapter.fingerprint, self.adapter.layouts, find, lambda prompt: None)
 
-    def knowledge(self, store: TenantStore | None = None) -> Knowledge:
-        """Return what a strategy may ask of a store (the engine's by default), without kept prompts."""
-        found = self.engine.store if store is None else store
-        return Knowledge(self.adapter.fingerprint, self.adapter.layouts, found.find_artifact, lambda prompt: None)
+    def patches(self, chunks: Sequence[Chunk], rank_of: Callable[[Chunk], int]) -> dict[ArtifactKey, Patch]:
+        """Return a random patch of each chunk after those before it, of a rank (0: none)."""
 
-    def patch(self, tokens: int, rank: int) -> Patch:
-        """Return a random patch of a chunk of so many tokens."""
-
-        def factors(heads: int, width: int) -> Factors:
+        def factors(tokens: int, rank: int, heads: int, width: int) -> Factors:
             held = min(rank, tokens, heads * width)
             left, right = self.numbers(tokens, held), self.numbers(held, heads * width)
             return Factors(left * PATCH_SIZE, right * PATCH_SIZE)
 
-        return Patch(
-            tuple(LayerPatch(factors(*layout.keys), factors(*layout.values)) for layout in self.adapter.layouts)
-        )
+        found: dict[ArtifactKey, Patch] = {}
+        for place, chunk in enumerate(chunks):
+            size = (chunk.tokens, rank_of(chunk))
+            if size[1]:
+                key = ArtifactKey(chunk.model, chunk.id, tuple(other.id for other in chunks[:place]))
+                found[key] = Patch(
+                    tuple(
+                        LayerPatch(factors(*size, *layout.keys), factors(*size, *layout.values))
+                        for layout in self.adapter.layouts
+                    )
+                )
+        return found
 
     @contextmanager
     def prompt(
@@ -207,14 +199,12 @@ class CostSubject:
             store: where the chunks are kept.
         """
         view = self.engine.store if store is None else store
-        held = tuple(view.put(self.chunk(size)) for size in self.chunk_sizes(tokens, chunks))
+        held = tuple(view.put(self.chunk(size)) for size in chunk_sizes(tokens - BEFORE - QUESTION, chunks))
         parts = (self.token_ids(BEFORE), *held, self.token_ids(QUESTION))
         found = CostPrompt(parts, held, self.laid_out(parts))
-        for index, chunk in enumerate(held):
-            rank = max((self.rank(name, chunk.tokens) for name in patches), default=0)
-            if rank:
-                key = ArtifactKey(chunk.model, chunk.id, tuple(other.id for other in held[:index]))
-                view.put_artifact(key, self.patch(chunk.tokens, rank))
+        made = self.patches(held, lambda chunk: max((self.rank(name, chunk.tokens) for name in patches), default=0))
+        for key, patch in made.items():
+            view.put_artifact(key, patch)
         try:
             yield found
         finally:
@@ -229,10 +219,9 @@ class CostSubject:
             self.adapter.axes,
         )
 
-    def rank(self, strategy: str | Strategy, tokens: int) -> int:
+    def rank(self, strategy: str, tokens: int) -> int:
         """Return the rank that a strategy of patches has for a chunk of so many tokens."""
-        found = parse(strategy)
-        rank: int = found.rank_for(tokens, self.knowledge())  # type: ignore[attr-defined]
+        rank: int = parse(strategy).rank_for(tokens, self.knowledge())  # type: ignore[attr-defined]
         return rank
 
     def link(self, prompt: CostPrompt, strategy: str | Strategy) -> float:
@@ -270,16 +259,8 @@ class CostSubject:
         self.stock_forward(self.embeds(prompt), prompt.positions, DynamicCache())
 
     def reprefill(self, tokens: int, pace: Pace) -> float:
-        """Return the seconds of prefilling `tokens` rows again: `full`, or transformers, whichever is quicker.
-
-        Measured once a run for each length.
-        """
-        if tokens not in self._reprefills:
-            with self.prompt(max(tokens, BEFORE + QUESTION + 4), 1) as prompt:
-                found = interleaved(
-                    {"stock": lambda: self.stock_prefill(prompt.prompt), "full": lambda: self.link(prompt, "full")},
-                    self.device,
-                    pace,
-                )
-            self._reprefills[tokens] = min(found.median("stock"), found.median("full"))
-        return self._reprefills[tokens]
+        """Return the seconds of prefilling `tokens` rows again: `full`, or transformers, whichever is quicker."""
+        with self.prompt(max(tokens, BEFORE + QUESTION + 4), 1) as prompt:
+            stock, full = partial(self.stock_prefill, prompt.prompt), partial(self.link, prompt, "full")
+            found = interleaved({"stock": stock, "full": full}, self.device, pace)
+        return min(found.median("stock"), found.median("full"))

@@ -1,11 +1,10 @@
 """Seconds of several actions, taken in turns in one run."""
 
-import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,8 +12,9 @@ import torch
 from benchmarks.intervals import Interval
 from emblema.kv.device import wait_for
 
-Action = Callable[[], float | None]
-"""Does something once; returns the seconds of what counts, or None where all of it does."""
+T = TypeVar("T")
+Action = Callable[[], object]
+"""Does something once. A float that it returns is the seconds that count; else all of it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,6 @@ class Seconds:
     """Seconds of each round, by action."""
 
     rounds: Mapping[str, tuple[float, ...]]
-
-    @property
-    def count(self) -> int:
-        """How many rounds there were."""
-        return min(map(len, self.rounds.values()))
 
     def median(self, name: str) -> float:
         """Return the median of an action's seconds."""
@@ -70,19 +65,15 @@ def interleaved(actions: Mapping[str, Action], device: torch.device, pace: Pace)
     for index in range(max(1, pace.rounds)):
         if index >= 3 and time.perf_counter() - began >= pace.seconds:
             break
-        start = index % len(names)
-        for name in names[start:] + names[:start]:
+        for name in turned(names, index):
             found[name].append(_seconds(actions[name], device))
     return Seconds({name: tuple(rounds) for name, rounds in found.items()})
 
 
-def untimed(work: Callable[..., object], *given: object) -> Action:
-    """Return an action that does some work, all of which counts."""
-
-    def action() -> None:
-        work(*given)
-
-    return action
+def turned(names: Sequence[T], turn: int) -> list[T]:
+    """Return the names, beginning with another one each turn, so that none always comes first."""
+    start = turn % max(1, len(names))
+    return [*names[start:], *names[:start]]
 
 
 def _seconds(action: Action, device: torch.device) -> float:
@@ -90,11 +81,4 @@ def _seconds(action: Action, device: torch.device) -> float:
     began = time.perf_counter()
     own = action()
     wait_for(device)
-    return time.perf_counter() - began if own is None else own
-
-
-def load_average() -> float:
-    """Return what waited for a processor over the last minute, on average; NaN where the system does not say."""
-    with suppress(OSError, AttributeError):
-        return os.getloadavg()[0]
-    return float("nan")
+    return own if isinstance(own, float) else time.perf_counter() - began

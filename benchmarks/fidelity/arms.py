@@ -1,61 +1,44 @@
 """What can be measured, by name: strategies, oracles, methods at a share of the KV bytes, and groups of them.
 
 A share of the bytes is what a method may spend beside the canonical rows of the chunks in the window. The chunks that
-count are those that are neither slid nor at row 0, together n rows of F numbers each, so a share s is worth s n F
-numbers. The knob is the largest that stays within it, as `KNOBS` says for each method. Where not even the smallest
-fits, the method has nothing to spend and is `blind`.
-
-A method may also be given the rows that another computes, or a multiple of them: `mpic@2x-query-12%` has the smallest
-knob of `mpic` with which at least twice the rows of `query-12%` are computed on the same prompt.
+count are those that are not slid and do not lead, together n rows of F numbers each, so a share s is worth s n F
+numbers. The knob is the largest that stays within it; where not even the smallest fits, the method has nothing to spend
+and is `blind`. Rows that are only looked at to choose among, and what an oracle computes to choose, are not charged.
 """
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from benchmarks.fidelity.ablations import (
+    ABLATIONS,
+    Basis,
+    DeepReprefill,
+    LowRankKeys,
+    ShallowReprefill,
+    TwoStepCacheBlend,
+    slot_widths,
+)
 from benchmarks.fidelity.oracles import Oracle
 from emblema.errors import StrategyError
 from emblema.kv.layout import LayerLayout
 from emblema.link.prompt import Prompt
-from emblema.link.strategies.base import Knowledge, Strategy
-from emblema.link.strategies.basis import Basis
+from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.blind import Blind
 from emblema.link.strategies.cacheblend import CacheBlend
 from emblema.link.strategies.first_tokens import FirstTokens
-from emblema.link.strategies.lowrank_keys import LowRankKeys
 from emblema.link.strategies.orbit import OrbitStrategy
-from emblema.link.strategies.pair import Pair
 from emblema.link.strategies.patch import PatchStrategy
 from emblema.link.strategies.query import QueryStrategy
-from emblema.link.strategies.registry import parse
-from emblema.link.strategies.reprefill import Reprefill
+from emblema.link.strategies.registry import KINDS, parse
 from emblema.link.strategies.vlcache import VLCache
+from emblema.models.adapter import Adapter
 
 FULL, BLIND = "full", "blind"
 SHARES = (6, 25)
-TOKEN_SHARES = (5, 10, 15, 25, 50)
-TOKEN_METHODS = ("mpic", "cacheblend", "vlcache-uniform", "oracle-deficit", "oracle-query")
 ORACLES = ("oracle-deficit", "oracle-query")
-KNOBS: dict[str, str] = {
-    "patch": "the largest rank m with m (n + w) numbers for every slot of width w",
-    "patch-deep": "the same, on the deepest half of the layers",
-    "orbit": "as patch",
-    "basis": "the largest rank m with m n numbers for every slot: the directions are the model's, not an item's",
-    "lowrank-k": "the largest rank m with m (n + w) numbers for the keys of every layer",
-    "mpic": "K a chunk, s n rows in all, each a whole row of KV",
-    "epic": "as mpic",
-    "cacheblend": "s n rows run to the end; the rows that are only looked at in the check layers are not charged",
-    "cacheblend2": "as cacheblend",
-    "vlcache": "R = s, of rows times layers",
-    "vlcache-uniform": "R = s, rounded to rows",
-    "reprefill-deep": "as many deep layers as s holds, with the residual stream kept at the cut",
-    "reprefill-shallow": "as many shallow layers as s holds",
-    "query": "s n rows, chosen for every question; no answer is computed again in full",
-    "oracle-deficit": "s n rows, rounded up; choosing them, and slid chunks computed for them, are not charged",
-    "oracle-query": "as oracle-deficit, for every question",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +47,7 @@ class Budget:
 
     Attributes:
         tokens: rows of each chunk that counts.
-        candidates: rows of all chunks after row 0, slid ones included.
+        candidates: rows of all chunks but one that leads, slid ones included.
         hidden: numbers in a row of the residual stream.
     """
 
@@ -75,11 +58,13 @@ class Budget:
     hidden: int
 
     @classmethod
-    def of(cls, share: float, prompt: Prompt, layouts: Sequence[LayerLayout], hidden: int) -> "Budget":
+    def of(cls, share: float, prompt: Prompt, adapter: Adapter) -> "Budget":
         """Return the budget of a prompt."""
-        counted = [(segment, chunk) for segment, chunk in prompt.chunk_segments if segment.start > 0]
+        counted = [each for each in prompt.chunk_segments if not prompt.leads(each[0], adapter.anchor)]
         tokens = tuple(chunk.tokens for segment, chunk in counted if segment.rows not in prompt.slid_rows)
-        return cls(share, tokens, sum(chunk.tokens for _, chunk in counted), tuple(layouts), hidden)
+        return cls(
+            share, tokens, sum(chunk.tokens for _, chunk in counted), tuple(adapter.layouts), adapter.hidden_size
+        )
 
     @property
     def rows(self) -> int:
@@ -90,11 +75,6 @@ class Budget:
     def numbers(self) -> float:
         return self.share * sum(self.tokens) * sum(layout.features for layout in self.layouts)
 
-    @property
-    def slots(self) -> list[int]:
-        """Widths of all slots."""
-        return [heads * width for layout in self.layouts for heads, width in (layout.keys, layout.values)]
-
     def largest(self, most: int, price: Callable[[int], float]) -> int:
         """Return the largest knob from 1 to `most` whose price in numbers is within the budget, 0 if there is none."""
         return bisect_right(range(1, most + 1), self.numbers + 1e-6, key=price)
@@ -103,26 +83,14 @@ class Budget:
 Maker = Callable[[Budget], Strategy]
 
 
-def _orbit(budget: Budget) -> Strategy:
-    rank = budget.largest(max(budget.slots), lambda m: _factors(budget, budget.slots, m))
-    return OrbitStrategy(rank) if rank else Blind()
+def _ranked(budget: Budget, make: Callable[[int], Strategy], widths: Sequence[int], *, own: bool = True) -> Strategy:
+    """Return the largest rank m with m (n + w) numbers for a slot of width w; m n where directions are the model's."""
 
+    def price(rank: int) -> int:
+        return sum(min(rank, n, w) * (n + w if own else n) for n in budget.tokens for w in widths)
 
-def _basis(budget: Budget) -> Strategy:
-    rank = budget.largest(
-        max(budget.slots), lambda m: sum(min(m, n, w) * n for n in budget.tokens for w in budget.slots)
-    )
-    return Basis(rank) if rank else Blind()
-
-
-def _lowrank(budget: Budget) -> Strategy:
-    widths = [layout.keys[0] * layout.keys[1] for layout in budget.layouts]
-    rank = budget.largest(max(widths), lambda m: _factors(budget, widths, m))
-    return LowRankKeys(rank) if rank else Blind()
-
-
-def _factors(budget: Budget, widths: Sequence[int], rank: int) -> int:
-    return sum(min(rank, n, w) * (n + w) for n in budget.tokens for w in widths)
+    rank = budget.largest(max(widths), price)
+    return make(rank) if rank else Blind()
 
 
 def _first_tokens(budget: Budget, name: Literal["mpic", "epic"]) -> Strategy:
@@ -131,19 +99,20 @@ def _first_tokens(budget: Budget, name: Literal["mpic", "epic"]) -> Strategy:
     return FirstTokens(name, count) if count else Blind()
 
 
-def _cacheblend(budget: Budget, two_steps: bool = False) -> Strategy:
+def _cacheblend(budget: Budget, make: Callable[[float], Strategy] = CacheBlend) -> Strategy:
     if not budget.rows:
         return Blind()
     # The strategy rounds its share of all candidates up, to just these rows.
-    return CacheBlend(100 * (budget.rows - 0.5) / budget.candidates, two_steps)
+    return make(100 * (budget.rows - 0.5) / budget.candidates)
 
 
 def _query(budget: Budget) -> Strategy:
     # The strategy rounds its share of the candidates up, to just these rows.
-    return QueryStrategy((budget.rows - 0.5) / sum(budget.tokens), least_margin=0) if budget.rows else Blind()
+    return QueryStrategy((budget.rows - 0.5) / sum(budget.tokens), least_margin=None) if budget.rows else Blind()
 
 
 def _layers(budget: Budget, *, deepest: bool) -> Strategy:
+    """Return as many layers as the share holds, the deepest with the residual stream kept at the cut."""
     rows, count = sum(budget.tokens), len(budget.layouts)
     order = list(reversed(budget.layouts)) if deepest else list(budget.layouts)
 
@@ -155,53 +124,40 @@ def _layers(budget: Budget, *, deepest: bool) -> Strategy:
     fits = [layers for layers in range(1, count + 1) if price(layers) <= budget.numbers + 1e-6]
     if not fits:
         return Blind()
-    return Reprefill(100 * fits[-1] / count, deepest)
+    return (DeepReprefill if deepest else ShallowReprefill)(100 * fits[-1] / count)
 
 
 MAKERS: dict[str, Maker] = {
     "patch": lambda budget: PatchStrategy(share=budget.share),
     "patch-deep": lambda budget: PatchStrategy(share=budget.share, deep=True),
-    "orbit": _orbit,
-    "basis": _basis,
-    "lowrank-k": _lowrank,
+    "orbit": lambda budget: _ranked(budget, OrbitStrategy, slot_widths(budget.layouts)),
+    "basis": lambda budget: _ranked(budget, Basis, slot_widths(budget.layouts), own=False),
+    "lowrank-k": lambda budget: _ranked(budget, LowRankKeys, slot_widths(budget.layouts)[::2]),
     "mpic": lambda budget: _first_tokens(budget, "mpic"),
     "epic": lambda budget: _first_tokens(budget, "epic"),
     "cacheblend": _cacheblend,
-    "cacheblend2": lambda budget: _cacheblend(budget, two_steps=True),
+    "cacheblend2": lambda budget: _cacheblend(budget, TwoStepCacheBlend),
     "vlcache": lambda budget: VLCache(100 * budget.share),
     "vlcache-uniform": lambda budget: VLCache(100 * budget.share, uniform=True),
     "reprefill-deep": lambda budget: _layers(budget, deepest=True),
     "reprefill-shallow": lambda budget: _layers(budget, deepest=False),
     "query": _query,
 }
-KNOB_STEPS = 1000
-BY_ROWS: dict[str, Callable[[int], Strategy]] = {
-    "mpic": lambda rows: FirstTokens("mpic", rows),
-    "epic": lambda rows: FirstTokens("epic", rows),
-    "cacheblend": lambda step: CacheBlend(100 * step / KNOB_STEPS),
-    "vlcache": lambda step: VLCache(100 * step / KNOB_STEPS),
-}
-"""Methods by a knob from 1 to `KNOB_STEPS`, rows of a chunk or thousandths of all: the larger, the more is computed."""
 _HEADLINE = ("full", "blind", "patch-6%", "patch-25%", "patch-50%")
-_EVERY = (
-    *_HEADLINE, "patch-25%-deep", "orbit-16", "basis-16", "mpic-8", "mpic-8-raw", "full-reuse", "full-reuse-raw",
-    "cacheblend-15", "cacheblend2-15", "epic-8", "vlcache-15", "vlcache-15-uniform", "sink", "lowrank-k-16",
-    "reprefill-deep-50", "reprefill-shallow-50", "oracle-deficit-15", "oracle-query-15",
-)  # fmt: skip
-_LIMITS = ("full", "cacheblend-100", "mpic-all", "reprefill-deep-100", "reprefill-shallow-100", "patch-100%")
 GROUPS: dict[str, tuple[str, ...]] = {
     "headline": _HEADLINE,
-    "every": _EVERY,
+    "every": (
+        *_HEADLINE, "patch-25%-deep", "orbit-16", "basis-16", "mpic-8", "full-reuse", "cacheblend-15",
+        "cacheblend2-15", "epic-8", "vlcache-15", "vlcache-15-uniform", "sink", "lowrank-k-16", "reprefill-deep-50",
+        "reprefill-shallow-50", "oracle-deficit-15", "oracle-query-15",
+    ),
     "matched": tuple(f"{method}@{share}%" for share in SHARES for method in (*MAKERS, *ORACLES)),
-    "ranks": tuple(f"patch-{2**power}" for power in range(9)),
-    "tokens": tuple(f"{method}@{share}%" for share in TOKEN_SHARES for method in ("patch", *TOKEN_METHODS)),
-    "limits": _LIMITS,
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class AtShare:
-    """A method whose knob is worth a share of the KV bytes; see `budgets`."""
+    """A method whose knob is worth a share of the KV bytes; see the module."""
 
     method: str
     percent: float
@@ -215,32 +171,7 @@ class AtShare:
         return MAKERS[self.method](budget)
 
 
-@dataclass(frozen=True, slots=True)
-class AtRows:
-    """A method that computes at least a multiple of the rows that another strategy computes on the same prompt."""
-
-    method: str
-    times: float
-    like: Strategy
-
-    @property
-    def name(self) -> str:
-        return f"{self.method}@{self.times:.12g}x-{self.like.name}"
-
-    def fitted(self, prompt: Prompt, knowledge: Knowledge) -> Strategy:
-        """Return the strategy with the smallest knob that computes as many rows; the largest where none does."""
-        make = BY_ROWS[self.method]
-
-        def rows(strategy: Strategy) -> float:
-            return strategy.plan(prompt, knowledge).cost(knowledge.layouts, 1).rows_computed
-
-        wanted = self.times * rows(self.like)
-        steps = range(1, KNOB_STEPS + 1)
-        place = bisect_left(steps, wanted - 1e-6, key=lambda step: rows(make(step)))
-        return make(steps[min(place, KNOB_STEPS - 1)])
-
-
-Arm = Strategy | Oracle | AtShare | AtRows
+Arm = Strategy | Oracle | AtShare
 
 
 def arm_of(name: str) -> Arm:
@@ -251,18 +182,12 @@ def arm_of(name: str) -> Arm:
     """
     oracle = re.fullmatch(r"oracle-(deficit|query)(?:-([0-9.]+)|@([0-9.]+)%)", name)
     shared = re.fullmatch(r"([a-z0-9-]+)@([0-9.]+)%", name)
-    rows = re.fullmatch(r"([a-z0-9-]+)@([0-9]+(?:[.][0-9]+)?)x-(.+)", name)
     try:
         if oracle is not None:
             return Oracle(oracle[1], _percent(name, oracle[2] or oracle[3]))
         if shared is not None and shared[1] in MAKERS:
             return AtShare(shared[1], _percent(name, shared[2]))
-        if rows is not None and rows[1] in BY_ROWS:
-            return AtRows(rows[1], float(rows[2]), parse(rows[3]))
-        strategy = parse(name)
-        if isinstance(strategy, Pair):
-            raise StrategyError(f"{name!r}: the memory of pairs is not measured here; commit 91b59e0 does")
-        return strategy
+        return parse(name, (*KINDS, *ABLATIONS))
     except StrategyError as error:
         if "unknown strategy" not in str(error):
             raise

@@ -3,14 +3,17 @@
 An oracle runs the whole prompt, scores the chunk rows and returns a strategy that computes the best of them.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from math import ceil
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from benchmarks.fidelity.recorder import recorded
 from emblema.errors import ModelError, StrategyError
 from emblema.kv.chunk import Chunk
 from emblema.link.executor import Executor
@@ -19,7 +22,10 @@ from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, RowSource
 from emblema.link.prompt import Prompt, Segment
 from emblema.link.strategies.base import Knowledge, computed, lay_out
 from emblema.link.taken_rows import LinkJob
-from emblema.models.table import KVTable
+from emblema.models.adapter import Adapter
+from emblema.models.attention import attending_by
+from emblema.models.noting import attention_weights
+from emblema.models.tables import KVTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class ChosenRows:
                     ranges.append(RowRange(first, stop, RowSource.TAKEN, (0, layers), origin))
             return ranges
 
-        ranges = lay_out(prompt, layers, chunk_ranges, in_context=True)
+        ranges = lay_out(prompt, knowledge, chunk_ranges, in_context=True)
         return LinkPlan(self.name, prompt.tokens, layers, ranges, leaving=prompt.slid_rows)
 
 
@@ -82,15 +88,20 @@ class Oracle:
         """
         return (query_scores if self.by_question else deficit_scores)(executor, prompt, table)
 
-    def choose(self, scores: Tensor, prompt: Prompt) -> ChosenRows:
+    def choose(self, scores: Tensor, prompt: Prompt, anchor: Sequence[int] = ()) -> ChosenRows:
         """Return the strategy that computes the rows with the highest scores.
+
+        Args:
+            scores: of the prompt's rows.
+            prompt: the prompt.
+            anchor: token ids that chunks were captured after: one that leads is exact and has nothing to choose.
 
         Raises:
             StrategyError: the share is out of range.
         """
         if not 0 < self.percent <= 100:
             raise StrategyError(f"an oracle's share is {self.percent:g}: it must be above 0 and at most 100 percent")
-        spans = [segment.rows for segment, _ in prompt.chunk_segments if segment.start > 0]
+        spans = [segment.rows for segment, _ in prompt.chunk_segments if not prompt.leads(segment, anchor)]
         rows = [row for span in spans if span not in prompt.slid_rows for row in range(*span)]
         candidates = torch.tensor(rows, dtype=torch.int64)
         best = scores[candidates].topk(ceil(len(rows) * self.percent / 100)).indices
@@ -123,11 +134,30 @@ def query_scores(executor: Executor, prompt: Prompt, table: KVTable) -> Tensor:
     start, layers, front = prompt.segments[-1].start, len(executor.adapter.layouts), table.length
     scores = torch.zeros(prompt.tokens)
     plan = LinkPlan("oracle", prompt.tokens, layers, tuple(computed(prompt, layers, 0, prompt.tokens)))
-    with recorded(executor.adapter, 0, prompt.tokens - start) as seen:
+    with attention_sums(executor.adapter) as seen:
         executor.run(LinkJob(plan.after(start), prompt, reused_rows=start), table=table)
-    if not seen.attention:
+    if not seen:
         raise ModelError("the model's attention does not go through transformers' interface: nothing was recorded")
-    by_slot = torch.stack([weights.sum(dim=0) for weights in seen.attention.values()]).sum(dim=0)
-    scores[table.rows[: table.length].cpu()] = by_slot.cpu()
+    for by_slot in seen:
+        scores[table.rows[: by_slot.shape[0]].cpu()] += by_slot.cpu()
     table.truncate(front)
     return scores
+
+
+@contextmanager
+def attention_sums(adapter: Adapter) -> Iterator[list[Tensor]]:
+    """Collect, of every call of attention in the block, the weights summed over heads and rows, [slots] float32.
+
+    The decoder's own functions compute it as before; the model must not run in another thread meanwhile. A model whose
+    attention does not go through transformers' interface leaves none.
+    """
+    stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    found: list[Tensor] = []
+
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **extra: Any) -> Any:
+        weights = attention_weights(query[0], key[0], None if mask is None else mask[0, 0], extra.get("scaling"))
+        found.append(weights.sum(dim=(0, 1)))
+        return stock(module, query, key, value, mask, **extra)
+
+    with attending_by(adapter.config, attend):
+        yield found

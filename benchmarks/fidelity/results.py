@@ -1,9 +1,10 @@
-"""The page of results: committed figures as tables, beside what the papers state, and whether they still hold.
+"""The page of results: tables of committed figures, also beside what the papers state, and whether they still hold.
 
-Every figure is read from one file. A small sample measured again has to lie where the files say.
+The page's text is written by hand; every figure is read from one file. A small sample measured again has to lie where
+that file says.
 """
 
-import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import hypot, sqrt
 from pathlib import Path
@@ -12,57 +13,48 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.blocks import filled, write_blocks
 from benchmarks.fidelity.arms import BLIND, FULL
 from benchmarks.fidelity.measure import FidelityOptions, FidelityRecord, FidelityRun, items_of
-from benchmarks.fidelity.papers import STATEMENTS, Cell, Statement
-from benchmarks.fidelity.report import READING
-from benchmarks.fidelity.summary import POOLED, rows_of
-from benchmarks.fidelity.tables import BARS, FigureRow, bars_table, flips, known, number, ranged
+from benchmarks.fidelity.papers import Cell, Statement, statements
+from benchmarks.fidelity.summary import POOLED, FigureRow, rows_of
 from benchmarks.figures import read_figures, write_figures
 from benchmarks.recordfile import RecordFile
-from benchmarks.report import check_written, writable_folder
 from benchmarks.table import markdown_table
 from benchmarks.tasks.registry import TASKS
+from emblema.cli.screen import output_folder
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
 
 NEEDED = ("model", "task", "setting", "strategy", "n", "eta", "intervals")
 FIGURES_FILE = "fidelity.json"
-BARS_NOTE = (
-    "All trained tasks of a run pooled. *met*: with the whole interval; *met in the mean*: the interval reaches below. "
-    "At least 100 answers that blind reuse changes are asked of a flip recovery."
-)
-METHODS_NOTE = (
-    "*Slid*, all trained tasks pooled. *right*: share of right answers. `name@6%` is the method at 6 % of the bytes. "
-    "Bytes and rows are those of the first model that has the method."
-)
-ORACLE_NOTE = (
-    "An oracle is told what no method knows: `oracle-deficit` the true deficit of every row, `oracle-query` which rows "
-    "this very question reads. Neither choice is charged."
-)
 COLUMNS = (
     *("model", "task", "setting", "strategy", "n", "items", "accuracy", "single_hop_accuracy", "multi_hop_accuracy"),
     *("kl", "eta", "flip_recovery", "flips", "agreement", "accuracy_lost", "kv_bytes_share", "rows_computed_share"),
 )
+ASKED = ("tasks", "settings", "items_asked")
 INTERVALS = ("accuracy", "multi_hop_accuracy", "agreement", "eta", "flip_recovery", "accuracy_lost")
-SAMPLED = (FULL, BLIND, "patch-6%", "patch-25%", "patch@25%")
-QUOTED = {
-    (task, strategy) for one in STATEMENTS for cell in one.cells for task in cell.tasks for strategy in cell.strategies
-}
-"""Tasks and strategies that stand beside the papers' words."""
+FIGURES = ("accuracy", "multi_hop_accuracy", "agreement", "eta", "flip_recovery")
+BARS = tuple(
+    (strategy, figure, least)
+    for strategy, least in (("patch-25%", 0.95), ("patch-50%", 0.99))
+    for figure in ("eta", "flip_recovery")
+)
+"""What strategies have to reach, pooled over the tasks that the models were trained on."""
+LEAST_FLIPS = 100
+"""Changed answers that a flip recovery has to be counted on."""
 SHORT = ("patch-25%", "patch@25%")
 """The strategy that is shown for the patch where a task has one line."""
-STRATEGIES = (FULL, BLIND, "patch-6%", "patch-25%")
-FIGURES = ("accuracy", "multi_hop_accuracy", "agreement", "eta", "flip_recovery")
+SAMPLED = (FULL, BLIND, "patch-6%", "patch-25%")
 MOVED = ("eta", "flip_recovery")
 """Figures of the questions that blind reuse moves; of few such questions they have a tail that no interval knows."""
-LEAST_FLIPS = 5
+SAMPLED_FLIPS = 5
 """Changed answers that a sample should have, by the committed count, for those figures to be held to it."""
 WIDTHS = 2.0
 """Half-widths of 95 % intervals that a sample may lie off: about four standard errors."""
 
 
-def read_run(folder: Path) -> dict[str, Any]:
+def read_page_figures(folder: Path) -> dict[str, Any]:
     """Return the figures of the page, `fidelity.json` of a folder.
 
     Raises:
@@ -71,17 +63,11 @@ def read_run(folder: Path) -> dict[str, Any]:
     path = folder / FIGURES_FILE
     try:
         found = read_figures(path)
-    except json.JSONDecodeError as error:
-        raise EmblemaError(f"{path}, line {error.lineno}: this is no JSON ({error.msg}); measure again") from error
-    except (OSError, ValueError) as error:
-        raise EmblemaError(f"{path}: it cannot be read ({error}); give the folder of the page's figures") from error
-    rows = found.get("rows")
-    if not isinstance(rows, list):
-        raise EmblemaError(f"{path}: it has no rows; give the folder of the page's figures")
-    for place, row in enumerate(rows):
-        lacking = [name for name in NEEDED if not isinstance(row, dict) or name not in row]
-        if lacking:
-            raise EmblemaError(f"{path}, row {place}: the field {lacking[0]!r} is missing; measure again")
+        for place, row in enumerate(found["rows"]):
+            if not set(NEEDED) <= row.keys():
+                raise ValueError(f"row {place} lacks {', '.join(sorted(set(NEEDED) - row.keys()))}")
+    except (OSError, ValueError, KeyError) as error:
+        raise EmblemaError(f"{path}: it cannot be read ({error!r}); give the folder of the page's figures") from error
     return found
 
 
@@ -109,11 +95,7 @@ def collect(paths: Sequence[Path], out: Path) -> Path:
                 place = tuple(row[name] for name in ("model", "task", "setting", "strategy"))
                 kept.setdefault(place, {name: row.get(name) for name in COLUMNS} | {"intervals": intervals})
     said = [
-        {
-            "model": ", ".join(run["models"]),
-            **{name: run[name] for name in ("tasks", "settings", "items_asked")},
-            "made_with": run["environment"],
-        }
+        {"model": ", ".join(run["models"]), "made_with": run["environment"], **{name: run[name] for name in ASKED}}
         for run in runs
     ]
     return write_figures({"seed": seeds.pop(), "runs": said, "rows": list(kept.values())}, out)
@@ -121,73 +103,99 @@ def collect(paths: Sequence[Path], out: Path) -> Path:
 
 def _shown(row: FigureRow) -> bool:
     """Return whether the page shows a row or holds a sample to it."""
-    if row["setting"] == "visible":
-        return row["strategy"] in (SAMPLED if row["task"] != POOLED else (FULL, BLIND, *(bar.strategy for bar in BARS)))
-    return row["task"] == POOLED or row["strategy"] in SAMPLED or (row["task"], row["strategy"]) in QUOTED
+    if row["setting"] == "visible" and row["task"] == POOLED:
+        return row["strategy"] in (FULL, BLIND, *(strategy for strategy, *_ in BARS))
+    if row["strategy"] in (*SAMPLED, *SHORT):
+        return True
+    cells = (cell for statement in statements() for cell in statement.cells)
+    quoted = any(row["task"] in cell.tasks and row["strategy"] in cell.strategies for cell in cells)
+    return row["setting"] == "slid" and (row["task"] == POOLED or quoted)
 
 
-def page(folder: Path) -> str:
-    """Return the page as Markdown.
+def page_blocks(folder: Path) -> dict[str, str]:
+    """Return every table of the page by its name.
 
     Raises:
         EmblemaError: no figures lie in the folder, or the file is broken.
     """
-    found = read_run(folder)
+    found = read_page_figures(folder)
     rows: list[FigureRow] = found["rows"]
-    parts = [
-        "# Results: reuse against re-prefill",
-        f"`python -m benchmarks results` made this page from [its figures]({folder.name}/{FIGURES_FILE}). "
-        "`python -m benchmarks results --check` holds it to them, and them to a small sample measured again.",
-        READING,
-        "## What was measured",
-        f"Seed {found['seed']}, tasks that the package draws, models of 2 million parameters that it trained on them.",
-        markdown_table(("model", "setting", "tasks", "items a task", "made on"), [_run(run) for run in found["runs"]]),
-        "## Against the bars",
-        BARS_NOTE,
-        bars_table(rows),
-        "## Every method",
-        METHODS_NOTE,
-        _methods(rows),
-        ORACLE_NOTE,
-        "## Task by task",
-        "The model `reference`, *slid*. A control is a task whose answers should not change.",
-        _tasks(rows),
-        "## Beside the papers",
-        "Figures of the models, *slid*, where a task was measured on them. Intervals are in the figures' file.",
-    ]
-    parts += [_statement(statement, rows) for statement in STATEMENTS]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    runs = markdown_table(("model", "setting", "tasks", "items a task", "made on"), map(_run, found["runs"]))
+    return {
+        "measured": f"Seed {found['seed']}.\n\n{runs}",
+        "bars": _bars(rows),
+        "methods": _methods(rows),
+        "tasks": _tasks(rows),
+        "papers": "\n\n".join(_statement(statement, rows) for statement in statements()),
+    }
 
 
 def write_page(folder: Path, out: Path) -> Path:
-    """Write the page."""
-    text = page(folder)
-    writable_folder(out.parent, "--out")
-    out.write_text(text, encoding="utf-8")
-    return out
+    """Make the tables of the page."""
+    blocks = page_blocks(folder)
+    output_folder(out.parent)
+    return write_blocks(out, "Results: reuse against re-prefill", blocks)
 
 
 def _run(run: Mapping[str, Any]) -> tuple[str, ...]:
     made = run["made_with"]
-    return (
-        run["model"],
-        ", ".join(run["settings"]),
-        str(len(run["tasks"])),
-        str(run["items_asked"]),
-        f"{made.get('device')}, torch {made.get('torch')}, {made.get('date')}",
-    )
+    where = f"{made.get('device')}, torch {made.get('torch')}, {made.get('date')}"
+    return run["model"], ", ".join(run["settings"]), str(len(run["tasks"])), str(run["items_asked"]), where
+
+
+def known(value: Any) -> bool:
+    """Return whether a figure is there: neither missing nor NaN."""
+    return value is not None and not math.isnan(value)
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """Return a figure, or a dash where there is none."""
+    if not known(value):
+        return "–"
+    shown = f"{value:.{digits}f}"
+    return shown.lstrip("-") if float(shown) == 0 else shown
+
+
+def ranged(row: FigureRow, name: str, digits: int = 3) -> str:
+    """Return a figure with its interval."""
+    if not known(row.get(name)):
+        return "–"
+    low, high = row["intervals"][name]
+    return f"{number(row[name], digits)} [{number(low, digits)}, {number(high, digits)}]"
 
 
 def _models(rows: Sequence[FigureRow]) -> list[str]:
     return list(dict.fromkeys(row["model"] for row in rows))
 
 
-def _found(rows: Sequence[FigureRow], model: str, task: str, strategy: str) -> FigureRow | None:
-    """Return the figures of a strategy on a task, *slid*, or None."""
-    asked = (model, "slid", task, strategy)
-    return next(
-        (row for row in rows if (row["model"], row["setting"], row["task"], row["strategy"]) == asked), None
-    )
+def _found(rows: Sequence[FigureRow], model: str, task: str, strategy: str, setting: str = "slid") -> FigureRow | None:
+    """Return the figures of a strategy on a task, or None."""
+    asked = {"model": model, "setting": setting, "task": task, "strategy": strategy}
+    return next((row for row in rows if asked.items() <= row.items()), None)
+
+
+def _bars(rows: Sequence[FigureRow]) -> str:
+    """Return a line for each model, setting and bar."""
+    lines = []
+    for model, setting in dict.fromkeys((row["model"], row["setting"]) for row in rows if row["task"] == POOLED):
+        for strategy, figure, least in BARS:
+            row = _found(rows, model, POOLED, strategy, setting)
+            if row is not None:
+                count = f" of {row['flips']}" if figure == "flip_recovery" else ""
+                measured = (f"{least:g}", f"{ranged(row, figure)}{count}", str(row["n"]), verdict(row, figure, least))
+                lines.append((model, setting, f"`{strategy}`", figure.replace("_", " "), *measured))
+    return markdown_table(("model", "setting", "strategy", "figure", "at least", "measured", "questions", ""), lines)
+
+
+def verdict(row: FigureRow, figure: str, least: float) -> str:
+    """Return how a row is to a bar: `met` with its whole interval, `met in the mean`, `missed`, or `too few flips`."""
+    if figure == "flip_recovery" and row["flips"] < LEAST_FLIPS:
+        return "too few flips"
+    if not known(row.get(figure)):
+        return "not measured"
+    if row["intervals"][figure][0] >= least:
+        return "met"
+    return "met in the mean" if row[figure] >= least else "missed"
 
 
 def _methods(rows: Sequence[FigureRow]) -> str:
@@ -198,15 +206,10 @@ def _methods(rows: Sequence[FigureRow]) -> str:
     for name in dict.fromkeys(row["strategy"] for row in pooled):
         own = [_found(pooled, model, POOLED, name) for model in models]
         first = next(row for row in own if row is not None)
-        lines.append(
-            (
-                f"`{name}`",
-                f"{first['kv_bytes_share']:.0%}",
-                f"{first['rows_computed_share']:.0%}",
-                *(number(row and row["accuracy"]) for row in own),
-                *("" if name in (FULL, BLIND) else number(row and row["eta"]) for row in own),
-            )
-        )
+        right = [number(row and row["accuracy"]) for row in own]
+        etas = ["" if name in (FULL, BLIND) else number(row and row["eta"]) for row in own]
+        spent = (f"{first['kv_bytes_share']:.0%}", f"{first['rows_computed_share']:.0%}")
+        lines.append((f"`{name}`", *spent, *right, *etas))
     short = [model.removeprefix("reference-") for model in models]
     head = ("strategy", "KV bytes", "rows", *(f"right, {name}" for name in short), *(f"eta, {name}" for name in short))
     return markdown_table(head, lines)
@@ -220,24 +223,14 @@ def _tasks(rows: Sequence[FigureRow]) -> str:
         patch = next((row for name in SHORT if (row := _found(rows, "reference", task, name))), None)
         if full is None or blind is None or patch is None:
             continue
-        marks = [word for word, holds in _marks(task) if holds]
-        lines.append(
-            (
-                f"{task} ({', '.join(marks)})" if marks else task,
-                str(full["n"]),
-                *(number(row["accuracy"]) for row in (full, blind, patch)),
-                ranged(patch, "eta"),
-                flips(patch),
-            )
-        )
+        held = TASKS.get(task)
+        told = () if held is None else (("control", held.control), ("not trained on", not held.familiar))
+        marks = [word for word, holds in told if holds]
+        label = f"{task} ({', '.join(marks)})" if marks else task
+        right = [number(row["accuracy"]) for row in (full, blind, patch)]
+        restored = f"{ranged(patch, 'flip_recovery', 2)} of {patch['flips']}" if patch["flips"] else "of none"
+        lines.append((label, str(full["n"]), *right, ranged(patch, "eta"), restored))
     return markdown_table(head, lines)
-
-
-def _marks(task: str) -> tuple[tuple[str, bool], ...]:
-    held = TASKS.get(task)
-    if held is None:
-        return ()
-    return (("control", held.control), ("not trained on", not held.familiar))
 
 
 def _statement(statement: Statement, rows: Sequence[FigureRow]) -> str:
@@ -250,13 +243,12 @@ def _statement(statement: Statement, rows: Sequence[FigureRow]) -> str:
 
 
 def _cell(cell: Cell, rows: Sequence[FigureRow], model: str) -> str:
-    for task in cell.tasks:
-        for strategy in cell.strategies:
-            row = _found(rows, model, task, strategy)
-            if row is not None and known(row.get(cell.figure)):
-                count = f" of {row['flips']}" if cell.figure == "flip_recovery" else ""
-                return f"{number(row[cell.figure])}{count}"
-    return "–"
+    places = ((task, strategy) for task in cell.tasks for strategy in cell.strategies)
+    measured = (_found(rows, model, task, strategy) for task, strategy in places)
+    row = next((row for row in measured if row is not None and known(row.get(cell.figure))), None)
+    if row is None:
+        return "–"
+    return number(row[cell.figure]) + (f" of {row['flips']}" if cell.figure == "flip_recovery" else "")
 
 
 def check_page(folder: Path, out: Path) -> None:
@@ -265,7 +257,9 @@ def check_page(folder: Path, out: Path) -> None:
     Raises:
         EmblemaError: it is not what its figures make.
     """
-    check_written(out, page(folder))
+    text, blocks = out.read_text(encoding="utf-8") if out.is_file() else "", page_blocks(folder)
+    if filled(text, blocks) != text or any(f"<!-- {name} -->" not in text for name in blocks):
+        raise EmblemaError(f"{out} is not what its figures make: run `python -m benchmarks results` and commit it")
 
 
 def sample(
@@ -281,21 +275,21 @@ def sample(
     Raises:
         EmblemaError: a figure lies off its committed value by more than `WIDTHS` of both intervals together.
     """
-    asked: dict[tuple[str, int, str, str], dict[str, Mapping[str, Any]]] = {}
-    found = read_run(folder)
+    found = read_page_figures(folder)
+    asked: dict[tuple[str, str, str], dict[str, FigureRow]] = {}
     for row in found["rows"]:
-        if only not in (None, row["model"]):
-            continue
-        if row["task"] != POOLED and ":" not in row["task"] and row["strategy"] in STRATEGIES:
-            group = asked.setdefault((row["model"], found["seed"], row["task"], row["setting"]), {})
-            group[row["strategy"]] = row
+        own = row["task"] != POOLED and ":" not in row["task"] and only in (None, row["model"])
+        if own and row["strategy"] in SAMPLED:
+            asked.setdefault((row["model"], row["task"], row["setting"]), {})[row["strategy"]] = row
     engines: dict[str, Engine] = {}
-    for (model, seed, task, setting), committed in asked.items():
+    for (model, task, setting), committed in asked.items():
         if model not in engines:
             engines[model] = load(model)
         names = tuple(dict.fromkeys((FULL, BLIND, *committed)))
         with TemporaryDirectory() as place, RecordFile(Path(place) / "sample.records.jsonl", FidelityRecord) as records:
-            bench = FidelityRun(engines[model], model, FidelityOptions(names, (setting,), items, seed), records)
+            bench = FidelityRun(
+                engines[model], model, FidelityOptions(names, (setting,), items, found["seed"]), records
+            )
             bench.run(items_of([task]), screen)
             fresh = {row["strategy"]: row for row in rows_of(records.held.values())}
         for name, row in committed.items():
@@ -312,7 +306,7 @@ def departures(committed: Mapping[str, Any], fresh: Mapping[str, Any]) -> list[s
     of a few items, all of them right, would know no spread at all.
     """
     times = sqrt(max(1.0, committed["items"] / fresh["items"]))
-    few = committed["flips"] * fresh["items"] / committed["items"] < LEAST_FLIPS
+    few = committed["flips"] * fresh["items"] / committed["items"] < SAMPLED_FLIPS
     found = []
     for name in FIGURES:
         if few and name in MOVED:

@@ -1,25 +1,23 @@
 """The time of a token while patches are formed beside it."""
 
-import time
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from benchmarks.cost.decoding import Decoding
-from benchmarks.cost.forming import form_job, true_chunks
+from benchmarks.cost.forming import form_job
 from benchmarks.cost.subject import BEFORE, QUESTION, CostSubject
 from benchmarks.table import Cell, Table
-from emblema.kv.device import wait_for
 from emblema.link.policy.policy import Policy
-from emblema.session.decoding import DecodeStart, Sampler, Sampling
 from emblema.session.patch_worker import PatchWorker
 
 QUIET, FORMING = "nothing beside it", "patches formed beside it"
 POLICY = Policy(forming_seconds=None, forming_bytes=2**40)
+ROUNDS, JOBS = 3, 4
+"""Runs of either kind, and patches that are queued for one."""
 
 
-def jitter_table(subject: CostSubject, rows: int, tokens: int, chunk: int, jobs: int, strategy: str) -> Table:
+def jitter_table(subject: CostSubject, rows: int, tokens: int, chunk: int, strategy: str) -> Table:
     """Return the times of tokens with and without forming, in turns.
 
     Args:
@@ -27,24 +25,20 @@ def jitter_table(subject: CostSubject, rows: int, tokens: int, chunk: int, jobs:
         rows: rows decoded after.
         tokens: tokens of a run.
         chunk: rows of the chunk whose patch is formed again and again.
-        jobs: patches that are queued for a run.
         strategy: of the patch's rank.
     """
-    decoding = Decoding(subject, rows, tokens)
-    worker = PatchWorker()
+    decoding, worker = Decoding(subject, rows, tokens), PatchWorker()
     spent: dict[str, list[float]] = {QUIET: [], FORMING: []}
-    formed = 0
     with subject.prompt(2 * chunk + BEFORE + QUESTION, 2) as kept:
-        prompt = true_chunks(subject, kept)
-        job = form_job(subject, prompt, subject.rank(strategy, chunk))
-        _token_seconds(subject, decoding)
-        for _ in range(3):
-            spent[QUIET] += _token_seconds(subject, decoding)
-            for place in range(jobs):
-                worker.submit(replace(job, key=replace(job.key, held_out=str(place))), POLICY)
-            spent[FORMING] += _token_seconds(subject, decoding)
+        job = form_job(subject, kept, subject.rank(strategy, chunk))
+        decoding.token_seconds()
+        for _ in range(ROUNDS):
+            spent[QUIET] += decoding.token_seconds()
+            for place in range(JOBS):
+                key = replace(job.key, antecedents=(*job.key.antecedents, str(place)))
+                worker.submit(replace(job, key=key), POLICY)
+            spent[FORMING] += decoding.token_seconds()
             worker.settle()
-        formed = worker.statistics.formed
     worker.close()
     found: list[tuple[Cell, ...]] = []
     for name, seconds in spent.items():
@@ -53,23 +47,7 @@ def jitter_table(subject: CostSubject, rows: int, tokens: int, chunk: int, jobs:
     return Table(
         "jitter",
         "The time of a token while patches are formed",
-        f"Greedy, after {rows:,} rows; {formed} patches ({strategy} of {chunk:,} rows) were formed in all.",
+        f"Greedy, after {rows:,} rows; {worker.statistics.formed} patches ({strategy} of {chunk:,} rows) were formed.",
         ("tokens with", "tokens", "p50 ms", "p95 ms", "longest ms"),
         tuple(found),
     )
-
-
-@torch.inference_mode()
-def _token_seconds(subject: CostSubject, decoding: Decoding) -> list[float]:
-    start = DecodeStart(decoding.table, decoding.logits, decoding.rows, decoding.rows, subject.adapter.axes)
-    stream = decoding.solo.tokens(start, Sampler(Sampling(max_new_tokens=decoding.tokens + 1)), frozenset())
-    next(stream)
-    seconds = []
-    wait_for(subject.device)
-    began = time.perf_counter()
-    for _ in stream:
-        wait_for(subject.device)
-        seconds.append(time.perf_counter() - began)
-        began = time.perf_counter()
-    decoding.table.truncate(decoding.rows)
-    return seconds

@@ -52,7 +52,7 @@ class EngineArm:
             for piece in request.pieces
             if not isinstance(piece, str) and piece.page not in self._chunks and piece.page not in self._encoded
         }
-        rows, began, spent = self.counter.rows, time.perf_counter(), time.process_time()
+        rows, began = self.counter.rows, time.perf_counter()
         content = [self._content(piece, drawn) for piece in request.pieces]
         sampling = Sampling(max_new_tokens=tokens)
         messages = [{"role": "user", "content": content}]
@@ -60,7 +60,7 @@ class EngineArm:
         ttft = time.perf_counter() - began
         reply = last_reply(pieces)
         self.engine.settle()
-        ended, processor = time.perf_counter() - began, time.process_time() - spent
+        ended = time.perf_counter() - began
         if self.name not in KEPT_PROMPTS:
             self.engine.forget_prompts()
         usage = reply.usage
@@ -71,7 +71,6 @@ class EngineArm:
             prompt=usage.prompt_tokens,
             computed=usage.computed_tokens + usage.repeated_tokens + usage.captured_tokens,
             tokens=len(reply.token_ids),
-            processor=processor,
             ran=self.counter.rows - rows,
             fell_back=usage.margin is not None and reply.plan.recomputation is None,
         )

@@ -7,7 +7,7 @@ slows all of them alike. At rates, requests arrive by a Poisson process, and the
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,14 +16,17 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
+from benchmarks.cost.timing import turned
 from benchmarks.load.bars import rate_bars, stage_bars
 from benchmarks.load.engine_arm import EngineArm
-from benchmarks.load.figures import LoadFigures, RateFigures, RunNote, rate_figures, stage_figures
-from benchmarks.load.requests import LoadRequest, Traffic, traffic_of
+from benchmarks.load.figures import Figures, rate_figures, stage_figures
+from benchmarks.load.requests import LoadRequest, Traffic, TrafficShape, traffic_of
 from benchmarks.load.server_arm import ServerArm
 from benchmarks.load.servers import random_model, serving, without_cache
-from benchmarks.load.stages import AUTO, ENGINE, FIRST, FULL, PLAIN, SERVE, LoadAnswer, LoadStage, methods_of
+from benchmarks.load.stages import AUTO, ENGINE, FIRST, FULL, LoadAnswer, methods_of
+from benchmarks.table import Bar
 from benchmarks.window.arms import counted_rows
+from benchmarks.window.experiment import Row
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
 from emblema.eval.figures import environment
@@ -43,7 +46,7 @@ class LoadBench:
 
     Attributes:
         load: loads the model for the embedded engine.
-        command: how the figures are asked for, without the places that they are written to.
+        command: how the figures are asked for.
         shape, dtype: of the random model whose first token is timed inside vLLM and SGLang.
     """
 
@@ -55,11 +58,13 @@ class LoadBench:
     shape: str = "137m"
     dtype: str = "float32"
 
-    def measure(self, engine: str, stage: LoadStage, names: Sequence[str], rates: Sequence[float] = ()) -> LoadFigures:
+    def measure(
+        self, engine: str, name: str, shape: TrafficShape, methods: Sequence[str], rates: Sequence[float] = ()
+    ) -> Figures:
         """Measure a stage on an engine, with what is to be said of the run.
 
         Args:
-            names: strategies; the engine's own if there are none.
+            methods: strategies; the engine's own if there are none.
             rates: requests a second, 0 for one after another, infinity for all at once; none for a stage in turns.
 
         Raises:
@@ -67,94 +72,93 @@ class LoadBench:
         """
         if rates and engine == ENGINE:
             raise PromptError("rates are of servers: name one of them with --engines")
-        names, before = names or methods_of(engine, stage.name), os.getloadavg()[0]
-        found = self.rates(engine, stage, rates, names) if rates else self.stage(engine, stage, names)
+        methods, before = methods or methods_of(engine, name), os.getloadavg()[0]
+        traffic = traffic_of(shape, self.seed)
+        if rates:
+            found, bars = self.rates(engine, name, traffic, rates, methods)
+        else:
+            found, bars = self.stage(engine, name, shape, traffic, methods)
         where, load = environment(), f"{before:.1f} to {os.getloadavg()[0]:.1f}"
         device = f"{where['device']}, {where['cores']} cores, {where['threads']} thread, torch {where['torch']}"
-        model = f"random, {self.shape}, {self.dtype}" if stage.name == FIRST else self.model
-        part = "rates" if rates else "stages"
-        found.runs = [RunNote(part, engine, stage.name, model, self.command, device, where["date"], load)]
-        return found
+        model = f"random, {self.shape}, {self.dtype}" if name == FIRST else self.model
+        part = {"part": "rates" if rates else "stages"}
+        told = {"model": model, "command": self.command, "device": device, "date": where["date"], "load": load}
+        found |= {"runs": [{**part, **told}], "bars": [part | bar.data() for bar in bars]}
+        about = {"engine": engine, "stage": name}
+        return {listing: [{**about, **row} for row in rows] for listing, rows in found.items()}
 
-    def stage(self, engine: str, stage: LoadStage, names: Sequence[str]) -> LoadFigures:
-        """Measure one stage; times are compared with the first strategy's, or with a server's without the plugin."""
-        traffic = traffic_of(stage.shape, self.seed)
+    def stage(
+        self, engine: str, name: str, shape: TrafficShape, traffic: Traffic, methods: Sequence[str]
+    ) -> tuple[Figures, list[Bar]]:
+        """Measure one stage; times are compared with the first strategy's."""
+        bars: list[Bar] = []
         if engine == ENGINE:
-            answers = self._embedded(stage, traffic, names)
+            answers = self._embedded(name, traffic, methods)
         else:
-            with self.arms(engine, stage, traffic, names) as arms:
-                if stage.name == FIRST:
+            with self.arms(engine, name, traffic, methods) as arms:
+                if name == FIRST:
                     # What is known is stored after the first prompt that shows it.
                     self.in_turns(arms, traffic.requests[:2], "first")
-                answers = self.in_turns(arms, traffic.requests, stage.name)
-        whole, parts = stage_figures(engine, stage.name, traffic, answers)
-        found = LoadFigures(stages=whole, stretches=parts)
+                answers = self.in_turns(arms, traffic.requests, name)
+        whole, parts = stage_figures(traffic.requests, answers)
         if engine == ENGINE and AUTO in answers and FULL in answers:
-            auto = next(row for row in whole if row.method == AUTO)
-            found.bars = list(stage_bars(stage, auto, parts, traffic, answers))
-        return found
+            auto = next(row for row in whole if row["method"] == AUTO)
+            bars += stage_bars(shape, auto, parts, traffic.requests, answers)
+        return {"stages": whole, "stretches": parts}, bars
 
-    def rates(self, engine: str, stage: LoadStage, rates: Sequence[float], names: Sequence[str]) -> LoadFigures:
+    def rates(
+        self, engine: str, name: str, traffic: Traffic, rates: Sequence[float], methods: Sequence[str]
+    ) -> tuple[Figures, list[Bar]]:
         """Measure every arm of a server at rates that rise until its answers a second do not.
 
         Every rate has requests of its own. The first arm's answers to them, one after another, are what the others' are
         compared with.
         """
-        traffic = traffic_of(stage.shape, self.seed)
         share = len(traffic.requests) // len(rates)
-        rows: list[RateFigures] = []
-        with self.arms(engine, stage, traffic, names) as arms:
+        rows: list[Row] = []
+        with self.arms(engine, name, traffic, methods) as arms:
             most, left = dict.fromkeys([arm.name for arm in arms], 0.0), list(arms)
             for place, rate in enumerate(sorted(rates)):
                 requests = traffic.requests[place * share : (place + 1) * share]
                 plain = [answer.text for answer in send_at_rate(arms[0], requests, 0, self.seed)[0]]
-                first = place % max(1, len(left))
-                for arm in (*left[first:], *left[:first]):
+                for arm in turned(left, place):
                     arm.settle()
                     spent = arm.processor()
                     answers, seconds = send_at_rate(arm, requests, rate, self.seed + place)
-                    both = seconds, arm.processor() - spent
-                    row = rate_figures(engine, stage.name, arm.name, rate, requests, answers, both, plain)
+                    row = rate_figures(arm.name, rate, answers, (seconds, arm.processor() - spent), plain)
                     rows.append(row)
-                    self.screen.print(f"{engine}, {stage.name}, {arm.name} at {rate:g}: {row.answers_s:.1f} a second")
-                    if rate and row.answers_s < RISE * most[arm.name]:
+                    self.screen.print(f"{engine}, {name}, {arm.name} at {rate:g}: {row['answers_s']:.1f} a second")
+                    if rate and row["answers_s"] < RISE * most[arm.name]:
                         left.remove(arm)
-                    most[arm.name] = max(most[arm.name], row.answers_s if rate else 0.0)
-        return LoadFigures(rates=rows, bars=list(rate_bars(rows)))
+                    most[arm.name] = max(most[arm.name], row["answers_s"] if rate else 0.0)
+        return {"rates": rows}, list(rate_bars(rows))
 
     def in_turns(
-        self, arms: Sequence[EngineArm] | Sequence[ServerArm], requests: Sequence[LoadRequest], title: str
+        self, arms: Sequence[EngineArm | ServerArm], requests: Sequence[LoadRequest], title: str
     ) -> dict[str, list[LoadAnswer]]:
         """Return what every arm answers to every request with one token, another arm first each time."""
         found: dict[str, list[LoadAnswer]] = {arm.name: [] for arm in arms}
         with steps(self.screen, f"{title}: {len(requests)} requests", len(requests)) as advance:
             for index, request in enumerate(requests):
-                first = index % len(arms)
-                for arm in (*arms[first:], *arms[:first]):
+                for arm in turned(arms, index):
                     found[arm.name].append(arm.ask(request, 1))
                     arm.settle()
                 advance()
         return found
 
     @contextmanager
-    def arms(
-        self, engine: str, stage: LoadStage, traffic: Traffic, names: Sequence[str]
-    ) -> Iterator[list[ServerArm]]:
-        """Run an engine's server with the plugin, and one without where there is one; yield the arms, a tenant each."""
-        with ExitStack() as stack:
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="emblema-load-")))
-            model, more = self.model, list[str]()
-            if stage.name == FIRST:
+    def arms(self, engine: str, stage: str, traffic: Traffic, names: Sequence[str]) -> Iterator[list[ServerArm]]:
+        """Run an engine's server; yield the arms, a tenant each."""
+        model, more = self.model, list[str]()
+        with TemporaryDirectory(prefix="emblema-load-") as place:
+            folder = Path(place)
+            if stage == FIRST:
                 model = str(random_model(folder / self.shape, self.shape))
                 more = ["--dtype", self.dtype, "--load-format", "dummy", *without_cache(engine)]
-            server = stack.enter_context(serving(engine, model, folder, more))
-            arms = [ServerArm(name, server, traffic) for name in names]
-            if engine != SERVE:
-                plain = stack.enter_context(serving(engine, model, folder, more, plugin=False))
-                arms.insert(0, ServerArm(PLAIN, plain, traffic))
-            yield arms
+            with serving(engine, model, folder, more) as server:
+                yield [ServerArm(name, server, traffic) for name in names]
 
-    def _embedded(self, stage: LoadStage, traffic: Traffic, names: Sequence[str]) -> Mapping[str, list[LoadAnswer]]:
+    def _embedded(self, stage: str, traffic: Traffic, names: Sequence[str]) -> dict[str, list[LoadAnswer]]:
         engine = self.load()
         with counted_rows(engine.adapter) as counter, ExitStack() as stack:
             for name in names:
@@ -162,7 +166,7 @@ class LoadBench:
                     for request in traffic.requests[:WARM_UP]:
                         thrown.ask(request, 1)
             arms = [stack.enter_context(EngineArm(name, engine, traffic, counter)) for name in names]
-            return self.in_turns(arms, traffic.requests, stage.name)
+            return self.in_turns(arms, traffic.requests, stage)
 
 
 def send_at_rate(
@@ -185,4 +189,3 @@ def send_at_rate(
     with ThreadPoolExecutor(len(bodies)) as pool:
         answers = list(pool.map(send, range(len(bodies))))
     return answers, time.perf_counter() - began
-

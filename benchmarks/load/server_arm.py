@@ -1,23 +1,23 @@
 """A server as an arm: a tenant with a key of its own, asked over HTTP by requests whose answers are streamed."""
 
 import base64
-import http.client
 import io
 import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 from PIL import Image
 
 from benchmarks.load.requests import LoadRequest, Picture, Piece, Traffic
 from benchmarks.load.servers import LoadServer, processor_seconds, settle
-from benchmarks.load.stages import PLAIN, SERVE, SGLANG, LoadAnswer
+from benchmarks.load.stages import SERVE, SGLANG, LoadAnswer
 from emblema.errors import EmblemaError, PromptError
 
+JSON = {"Content-Type": "application/json"}
 PATIENCE = 120.0
 """Seconds that uploads may take until they are prefilled."""
 SHOWN_TOGETHER = 8
@@ -44,7 +44,7 @@ def content_of(parts: Sequence[str | Image.Image]) -> list[dict[str, Any]]:
 
 
 class ServerArm:
-    """Answers requests by one strategy as one tenant, or `plain`.
+    """Answers requests by one strategy as one tenant.
 
     Pages that are not sent with prompts `emblema serve` is given before. Other servers are shown them, and they are
     sent with every prompt.
@@ -52,7 +52,10 @@ class ServerArm:
 
     def __init__(self, name: str, server: LoadServer, traffic: Traffic) -> None:
         self.name, self.server, self.traffic = name, server, traffic
-        self.key = server.keys.add(name) if server.keys is not None else ""
+        head = {"Authorization": f"Bearer {server.keys.add(name)}"}
+        # As many clients as there are requests at a rate may wait together.
+        limits = httpx.Limits(max_connections=None)
+        self._http = httpx.Client(base_url=server.address, timeout=600, headers=head, limits=limits, trust_env=False)
         self._parts: dict[int, dict[str, Any]] = {}
         if traffic.inline:
             return
@@ -60,14 +63,13 @@ class ServerArm:
             raise PromptError("no server takes slid pages: measure `rag-slid` on the engine")
         if server.engine == SERVE:
             self._upload()
-        elif name != PLAIN:
+        else:
             self._show()
 
     def ask(self, request: LoadRequest, tokens: int) -> LoadAnswer:
-        """Answer; what is left to do after it is waited for."""
-        body, spent = self.body(request, tokens), self.processor()
-        answer = self.send(body, time.perf_counter())
-        return replace(answer, processor=self.processor() - spent)
+        """Answer, one request alone."""
+        body = self.body(request, tokens)
+        return self.send(body, time.perf_counter())
 
     def settle(self) -> None:
         """Wait until the server has nothing to do."""
@@ -83,15 +85,16 @@ class ServerArm:
         body = {
             "model": self.server.model, "max_tokens": tokens, "temperature": 0, "stream": True,
             "stream_options": {"include_usage": True}, "messages": [{"role": "user", "content": content}],
+            "strategy": self.name,
         }  # fmt: skip
-        return json.dumps(body if self.name == PLAIN else {**body, "strategy": self.name}).encode()
+        return json.dumps(body).encode()
 
     def send(self, body: bytes, arrival: float) -> LoadAnswer:
         """Send what `body` gives, and read the stream; times count from its arrival, by `time.perf_counter`."""
         text, first, usage = "", None, dict[str, Any]()
-        with self._replied("POST", "/v1/chat/completions", body) as reply:
-            for line in reply:
-                if not line.startswith(b"data: {"):
+        with self._replied("POST", "/v1/chat/completions", content=body, headers=JSON) as reply:
+            for line in reply.iter_lines():
+                if not line.startswith("data: {"):
                     continue
                 event = json.loads(line[6:])
                 if "error" in event:
@@ -104,7 +107,7 @@ class ServerArm:
         now, prompt = time.perf_counter(), int(usage["prompt_tokens"])
         cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
         # SGLang reports linked rows in no stream.
-        computed = None if self.server.engine == SGLANG and self.name != PLAIN else prompt - cached
+        computed = None if self.server.engine == SGLANG else prompt - cached
         tokens = int(usage["completion_tokens"])
         return LoadAnswer(text, (first or now) - arrival, now - arrival, prompt, computed, tokens)
 
@@ -117,12 +120,15 @@ class ServerArm:
 
     def _upload(self) -> None:
         for number, page in enumerate(self.traffic.pages):
-            head = f'--b\r\nContent-Disposition: form-data; name="file"; filename="{number}.png"\r\n\r\n'
-            form = head.encode() + picture_bytes(page.image()) + b"\r\n--b--\r\n"
-            id = self._sent("POST", "/v1/files", form, "multipart/form-data; boundary=b")["id"]
-            self._parts[number] = {"type": "file", "file": {"file_id": id}}
+            with self._replied(
+                "POST", "/v1/files", files={"file": (f"{number}.png", picture_bytes(page.image()))}
+            ) as made:
+                self._parts[number] = {"type": "file", "file": {"file_id": json.loads(made.read())["id"]}}
         until = time.monotonic() + PATIENCE
-        while not all(file["status"] == "processed" for file in self._sent("GET", "/v1/files")["data"]):
+        while True:
+            with self._replied("GET", "/v1/files") as listed:
+                if all(file["status"] == "processed" for file in json.loads(listed.read())["data"]):
+                    return
             if time.monotonic() > until:
                 raise EmblemaError(f"{self.server.address} has not prefilled its files in {PATIENCE:g} s")
             time.sleep(0.2)
@@ -132,27 +138,15 @@ class ServerArm:
         numbers = range(len(self.traffic.pages))
         for start in range(0, len(numbers), SHOWN_TOGETHER):
             shown = tuple(map(Picture, numbers[start : start + SHOWN_TOGETHER]))
-            self.send(self.body(LoadRequest((*shown, "which land ?"), ""), 1), time.perf_counter())
+            self.ask(LoadRequest((*shown, "which land ?")), 1)
         self.settle()
 
-    def _sent(self, method: str, path: str, body: bytes | None = None, kind: str = "application/json") -> Any:
-        with self._replied(method, path, body, kind) as reply:
-            return json.loads(reply.read())
-
     @contextmanager
-    def _replied(
-        self, method: str, path: str, body: bytes | None, kind: str = "application/json"
-    ) -> Iterator[http.client.HTTPResponse]:
-        place, address = urlsplit(self.server.address), self.server.address
-        head = {"Content-Type": kind} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
-        connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=600)
+    def _replied(self, method: str, path: str, **sent: Any) -> Iterator[httpx.Response]:
         try:
-            connection.request(method, path, body, head)
-            reply = connection.getresponse()
-            if reply.status != 200:
-                raise EmblemaError(f"{address}{path} answered {reply.status}: {reply.read(400)!r}")
-            yield reply
-        except (OSError, http.client.HTTPException) as error:
-            raise EmblemaError(f"{address} broke off: {error}") from error
-        finally:
-            connection.close()
+            with self._http.stream(method, path, **sent) as reply:
+                if reply.status_code != 200:
+                    raise EmblemaError(f"{reply.url} answered {reply.status_code}: {reply.read()[:400]!r}")
+                yield reply
+        except httpx.HTTPError as error:
+            raise EmblemaError(f"{self.server.address} broke off: {error}") from error

@@ -1,4 +1,4 @@
-"""The three servers as processes, with the plugin and without it, and what they use of the processor."""
+"""The three servers as processes, and what they use of the processor."""
 
 import json
 import os
@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil  # type: ignore[import-untyped, unused-ignore]
 import torch
 
+from benchmarks.cost.shapes import FOLDER
 from benchmarks.load.stages import SERVE, SGLANG, VLLM
 from emblema.errors import EmblemaError
-from emblema.models.load import BUNDLED, bundled_folder
+from emblema.models.names import bundled_folder
 from emblema.serve.keys import KeyRing
 
 COMMANDS = {SERVE: "serve", VLLM: "vllm-serve", SGLANG: "sglang-serve"}
@@ -26,31 +28,25 @@ COMMANDS = {SERVE: "serve", VLLM: "vllm-serve", SGLANG: "sglang-serve"}
 STARTING_SECONDS = 600.0
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
 """Unless the caller's own environment says otherwise."""
-ON_CPU = {"SGLANG_USE_CPU_ENGINE": "1"}
-"""What SGLang's own server is told where there is no GPU; `emblema sglang-serve` does so itself."""
 STILL, STILL_SHARE, PATIENCE = 0.4, 0.05, 60.0
 """Seconds in which an idle server uses less than this share of a processor, and how long that is waited for."""
 PROCESSING = (
     "chat_template.jinja", "generation_config.json", "preprocessor_config.json", "tokenizer.json",
     "tokenizer_config.json", "video_preprocessor_config.json",
 )  # fmt: skip
-SHAPES = {
-    "137m": {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "num_attention_heads": 16,
-             "num_key_value_heads": 4},
-    "7b": {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
-           "num_key_value_heads": 4},
-}  # fmt: skip
-"""`7b` is the decoder of Qwen2.5-VL-7B; both have the bundled model's small encoder and tokenizer."""
+SHAPES = ("137m", "qwen2.5-vl-3b", "qwen2.5-vl-7b")
+"""Decoders of the family of the bundled model, whose small encoder and tokenizer they get."""
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadServer:
-    """A running server, and its name of the model; `keys`: of its tenants, None without the plugin."""
+    """A running server with the plugin, its name of the model, and the keys of its tenants."""
 
     engine: str
     address: str
     model: str
-    keys: KeyRing | None
+    keys: KeyRing
 
 
 def server_options(engine: str) -> list[str]:
@@ -69,45 +65,20 @@ def without_cache(engine: str) -> list[str]:
     return {VLLM: ["--no-enable-prefix-caching"], SGLANG: ["--disable-radix-cache"]}[engine]
 
 
-def plain_command(engine: str, model: str, more: Sequence[str], folder: Path) -> list[str]:
-    """Return the command line of vLLM's or SGLang's server without the plugin; a folder is for a tokenizer."""
-    if engine == VLLM:
-        from emblema.vllm.serving import command
-
-        return command(model, None, more=more)
-    from emblema.sglang.bundled_tokenizer import write_tokenizer
-    from emblema.sglang.serving import MODULE
-    from emblema.sglang.serving import command as sglang_command
-
-    if model in BUNDLED:
-        write_tokenizer(model, folder)
-    return ["sglang.launch_server" if word == MODULE else word for word in sglang_command(model, more, folder)]
-
-
 @contextmanager
-def serving(
-    engine: str, model: str, folder: Path, more: Sequence[str] = (), plugin: bool = True
-) -> Iterator[LoadServer]:
+def serving(engine: str, model: str, folder: Path, more: Sequence[str] = ()) -> Iterator[LoadServer]:
     """Run a server of an engine, with its store and log in a folder, for as long as the block runs.
 
     Args:
         model: a bundled one, or a folder.
         more: options of the engine.
-        plugin: whether the plugin is in it.
     """
-    port = free_port()
-    store, log = folder / f"store-{port}", folder / f"{port}.log"
-    options = [*server_options(engine), *more]
-    if not plugin:
-        given = {} if torch.cuda.is_available() else ON_CPU
-        with running(plain_command(engine, model, options, store), log, port, given) as address:
-            yield LoadServer(engine, address, model, None)
-        return
+    store = folder / "store"
     # Made first: a server that has keys asks for one from the beginning.
     keys = KeyRing(store / "serve")
     keys.add("nobody")
-    line = [sys.executable, "-m", "emblema.cli", COMMANDS[engine], model, "--store", str(store), *options]
-    with running(line, log, port) as address:
+    line = [sys.executable, "-m", "emblema.cli", COMMANDS[engine], model, "--store", str(store)]
+    with running([*line, *server_options(engine), *more], folder / "server.log", free_port()) as address:
         yield LoadServer(engine, address, model, keys)
 
 
@@ -162,43 +133,41 @@ def settle(address: str) -> None:
 
 
 def processor_seconds(port: int | None) -> float:
-    """Return the processor seconds of all processes of the server that was started with this port; 0 without /proc."""
+    """Return the processor seconds of all processes of the server that was started with this port."""
     found, first = 0.0, leader(port)
-    for fields in map(_stat, Path("/proc").glob("[0-9]*")):
-        if fields and int(fields[3]) == first:
-            # Of its own and of children that have ended, which a pool of processes has many of.
-            found += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            if os.getsid(process.pid) == first:
+                # Of its own and of children that have ended, which a pool of processes has many of.
+                found += sum(process.cpu_times()[:4])
     return found
 
 
-def leader(port: int | None) -> int | None:
-    """Return the process that was started with this port by `running`, the first of its session."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            if b"--port" in words and str(port).encode() in words and _stat(folder)[3:4] == [folder.name]:
-                return int(folder.name)
-    return None
+def leader(port: int | None) -> int:
+    """Return the process that was started with this port by `running`, the first of its session.
 
-
-def _stat(folder: Path) -> list[str]:
-    """Return the fields of a process after its name; none once it has ended."""
-    with suppress(OSError):
-        return (folder / "stat").read_text().rpartition(")")[2].split()
-    return []
+    Raises:
+        EmblemaError: it has ended.
+    """
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            if {"--port", str(port)} <= {*process.cmdline()} and os.getsid(process.pid) == process.pid:
+                return int(process.pid)
+    raise EmblemaError(f"the server on port {port} has ended")
 
 
 def random_model(folder: Path, shape: str) -> Path:
-    """Write configuration and processors of a Qwen2.5-VL of a shape; serve it with `--load-format dummy`."""
+    """Write configuration and processors of the bundled Qwen2.5-VL with the decoder of a larger shape.
+
+    Serve it with `--load-format dummy`.
+    """
     if shape not in SHAPES:
         raise EmblemaError(f"unknown shape {shape!r}: choose one of {', '.join(SHAPES)}")
     source = bundled_folder("reference")
     config = json.loads((source / "config.json").read_text())
-    text, wanted = config["text_config"], SHAPES[shape]
-    width = wanted["hidden_size"] // wanted["num_attention_heads"]
-    text.update(wanted, layer_types=["full_attention"] * wanted["num_hidden_layers"])
-    sections = [width // 8, width // 2 - width // 8 - 3 * width // 16, 3 * width // 16]
-    text["rope_parameters"]["mrope_section"] = sections
+    text, wanted = config["text_config"], json.loads((FOLDER / f"{shape}.json").read_text())["text_config"]
+    text.update({name: wanted[name] for name in SIZES}, layer_types=["full_attention"] * wanted["num_hidden_layers"])
+    text["rope_parameters"]["mrope_section"] = wanted["rope_parameters"]["mrope_section"]
     config["vision_config"]["out_hidden_size"] = wanted["hidden_size"]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))

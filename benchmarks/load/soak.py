@@ -1,11 +1,9 @@
 """A server under mixed load, and what its process holds meanwhile (`python -m benchmarks soak-serve`).
 
-The server's process is read from outside, so that what is counted is all that it holds. Memory is what the process has
-of the system, and so also what its allocator keeps after it was freed: blocks are given back here when they are freed
-(`ALLOCATOR`), as the larger ones of larger models are by themselves, so that what grows is what the server holds.
+The server's process is read from outside, so that what is counted is all that it holds. Its allocator gives blocks back
+when they are freed (`ALLOCATOR`), so that what grows is what the server holds.
 """
 
-import http.client
 import json
 import random
 import re
@@ -13,20 +11,21 @@ import socket
 import sys
 import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import numpy
+import psutil  # type: ignore[import-untyped, unused-ignore]
 
 from benchmarks.load.requests import Picture, TrafficShape, traffic_of
-from benchmarks.load.server_arm import content_of, picture_bytes
+from benchmarks.load.server_arm import JSON, content_of, picture_bytes
 from benchmarks.load.servers import free_port, leader, running
 from benchmarks.table import Bar, Table
 from emblema.errors import EmblemaError
@@ -38,6 +37,7 @@ QUOTA_BYTES = 64 * 2**20
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(128 * 2**10)}
 """Blocks of so many bytes are the system's again once they are freed: glibc's own bound, kept where it is at first."""
 MALFORMED = (b"{", b"\xff\xfe", b'{"model": 3}', b"[]")
+CHATS = "/v1/chat/completions"
 READ = ("/metrics", "/v1/files", "/v1/models", "/health")
 WARM = 1 / 3
 """Share of the soak before growth is counted: caches fill, pools start their threads, combinations are learnt."""
@@ -58,7 +58,6 @@ class ProcessSample:
     counted: int
     threads: int
     handles: int
-    requests: int
 
     @property
     def uncounted(self) -> int:
@@ -110,38 +109,37 @@ def growth(samples: Sequence[ProcessSample], figure: Callable[[ProcessSample], f
     return slope * (times[-1] - times[0])
 
 
-def sample_process(pid: int | None, address: str, seconds: float, requests: int) -> ProcessSample:
-    """Read a process from /proc, children aside, and what its metrics say."""
+def sample_process(pid: int, address: str, seconds: float) -> ProcessSample:
+    """Read a process, children aside, and what its metrics say."""
     try:
-        status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-        handles = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-        with urllib.request.urlopen(f"{address}/metrics", timeout=120) as reply:
-            text = reply.read().decode()
-    except OSError as error:
-        raise EmblemaError(f"the server cannot be read ({error}); a soak needs Linux, and a server") from error
+        process = psutil.Process(pid)
+        resident, threads, handles = process.memory_info().rss, process.num_threads(), process.num_fds()
+        text = httpx.get(f"{address}/metrics", timeout=120, trust_env=False).text
+    except (psutil.Error, httpx.HTTPError) as error:
+        raise EmblemaError(f"the server cannot be read ({error}): it has ended") from error
     held = re.findall(r'emblema_store_bytes{tier="(?:device|host|prefix)"} (\S+)', text)
-    resident, threads = 1024 * int(status["VmRSS"].split()[0]), int(status["Threads"])
-    return ProcessSample(seconds, resident, sum(int(float(value)) for value in held), threads, handles, requests)
+    return ProcessSample(seconds, resident, sum(int(float(value)) for value in held), threads, handles)
 
 
 class SoakClient:
     """One client of the mixed load, of chats over pages that come again and of pages that it uploads."""
 
     def __init__(self, address: str, seed: int, bodies: Sequence[Mapping[str, Any]], pages: Sequence[bytes]) -> None:
-        place = urlsplit(address)
-        self.host, self.port = place.hostname or "", place.port or 0
+        # Every request has a connection of its own.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self.http = httpx.Client(base_url=address, timeout=120, limits=limits, trust_env=False)
         self.random, self.bodies, self.pages = random.Random(seed), bodies, pages
         self.kinds: dict[str, tuple[int, Callable[[], str]]] = {
-            "whole": (4, lambda: self._asked(self._chat())),
-            "streamed": (4, lambda: self._asked(self._chat(stream=True))),
+            "whole": (4, lambda: self.ask(self.chat())),
+            "streamed": (4, lambda: self.ask(self.chat(stream=True))),
             "slow stream": (1, lambda: self.stream(left=False)),
             "left stream": (2, lambda: self.stream(left=True, temperature=2.0, max_tokens=400)),
             "left upload": (1, self.left_upload),
-            "oversized": (1, lambda: self._asked(b"[" * (BODY_BYTES + 1))),
-            "malformed": (1, lambda: self._asked(self.random.choice([*MALFORMED, self._chat()[:-20]]))),
-            "unknown": (1, lambda: self._status("GET", f"/v1/files/file-{self.random.getrandbits(64):x}")[0]),
+            "oversized": (1, lambda: self.ask(b"[" * (BODY_BYTES + 1))),
+            "malformed": (1, lambda: self.ask(self.random.choice([*MALFORMED, self.chat()[:-20]]))),
+            "unknown": (1, lambda: self.read(f"/v1/files/file-{self.random.getrandbits(64):x}")),
             "upload, use, delete": (2, self.upload),
-            "reads": (2, lambda: self._status("GET", self.random.choice(READ))[0]),
+            "reads": (2, lambda: self.read(self.random.choice(READ))),
         }
 
     def next(self) -> tuple[str, str]:
@@ -150,65 +148,50 @@ class SoakClient:
         kind = self.random.choices(kinds, [self.kinds[name][0] for name in kinds])[0]
         try:
             return kind, self.kinds[kind][1]()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, httpx.HTTPError) as error:
             return kind, type(error).__name__
+
+    def chat(self, **changes: Any) -> bytes:
+        """Return the body of a chat under one of the strategies."""
+        strategy = self.random.choice(["auto", "auto", "blind", "full", "patch-25%"])
+        return json.dumps({**self.random.choice(self.bodies), "strategy": strategy, **changes}).encode()
+
+    def ask(self, body: bytes) -> str:
+        """Send a chat, and return its status."""
+        return str(self.http.post(CHATS, content=body, headers=JSON).status_code)
+
+    def read(self, path: str) -> str:
+        """Read a path, and return its status."""
+        return str(self.http.get(path).status_code)
 
     def stream(self, left: bool, **changes: Any) -> str:
         """Read a stream slowly, or leave it after its first bytes."""
-        with self._connected() as connection:
-            reply = _sent(connection, "POST", "/v1/chat/completions", self._chat(stream=True, **changes))
-            for _ in range(8 if left else 20):
-                if not reply.read(8):
+        body = self.chat(stream=True, **changes)
+        with self.http.stream("POST", CHATS, content=body, headers=JSON) as reply:
+            for place, _ in enumerate(reply.iter_raw(8)):
+                if left and place == 7:
                     break
-                time.sleep(0 if left else 0.05)
-            if not left:
-                reply.read()
-            return f"{reply.status}{', left' * left}"
+                time.sleep(0.05 if not left and place < 20 else 0)
+            return f"{reply.status_code}{', left' * left}"
 
     def left_upload(self) -> str:
         """Promise a body and leave in the middle of it."""
-        with socket.create_connection((self.host, self.port), 60) as connection:
-            head = f"POST /v1/files HTTP/1.1\r\nHost: {self.host}:{self.port}\r\nContent-Length: 100000\r\n"
+        place = self.http.base_url
+        with socket.create_connection((place.host, place.port), 60) as connection:
+            head = f"POST /v1/files HTTP/1.1\r\nHost: {place.host}:{place.port}\r\nContent-Length: 100000\r\n"
             connection.sendall(f"{head}Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\n".encode())
         return "left"
 
     def upload(self) -> str:
         """Upload a page that nobody has seen, ask about it, and delete it."""
         page = self.random.choice(self.pages) + self.random.randbytes(8)
-        form = b'--b\r\nContent-Disposition: form-data; name="file"; filename="p.png"\r\n\r\n' + page + b"\r\n--b--\r\n"
-        status, text = self._status("POST", "/v1/files", form, "multipart/form-data; boundary=b")
-        if status != "200":
-            return status
-        id = json.loads(text)["id"]
+        reply = self.http.post("/v1/files", files={"file": ("p.png", page)})
+        if reply.status_code != 200:
+            return str(reply.status_code)
+        id = reply.json()["id"]
         parts = [{"type": "file", "file": {"file_id": id}}, {"type": "text", "text": "which land ?"}]
-        asked = self._asked(self._chat(messages=[{"role": "user", "content": parts}]))
-        return f"{asked}, {self._status('DELETE', f'/v1/files/{id}')[0]}"
-
-    def _chat(self, **changes: Any) -> bytes:
-        strategy = self.random.choice(["auto", "auto", "blind", "full", "patch-25%"])
-        return json.dumps({**self.random.choice(self.bodies), "strategy": strategy, **changes}).encode()
-
-    def _asked(self, body: bytes) -> str:
-        return self._status("POST", "/v1/chat/completions", body)[0]
-
-    def _status(
-        self, method: str, path: str, body: bytes | None = None, kind: str = "application/json"
-    ) -> tuple[str, bytes]:
-        with self._connected() as connection:
-            reply = _sent(connection, method, path, body, kind)
-            return str(reply.status), reply.read()
-
-    def _connected(self) -> closing[http.client.HTTPConnection]:
-        return closing(http.client.HTTPConnection(self.host, self.port, timeout=120))
-
-
-def _sent(
-    connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, kind: str = "application/json"
-) -> http.client.HTTPResponse:
-    # The server may have answered and closed before it read all of it.
-    with suppress(BrokenPipeError, ConnectionResetError):
-        connection.request(method, path, body, {"Content-Type": kind} if body is not None else {})
-    return connection.getresponse()
+        asked = self.ask(self.chat(messages=[{"role": "user", "content": parts}]))
+        return f"{asked}, {self.http.delete(f'/v1/files/{id}').status_code}"
 
 
 def soak_server(minutes: float, seed: int, folder: Path, notify: Callable[[ProcessSample], None]) -> ServeSoak:
@@ -235,19 +218,15 @@ def soak_server(minutes: float, seed: int, folder: Path, notify: Callable[[Proce
                 with lock:
                     found.outcomes[outcome] += 1
 
-        threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(CLIENTS)]
-        began = time.monotonic()
-        for thread in threads:
-            thread.start()
-        try:
-            while time.monotonic() - began < 60 * minutes:
-                time.sleep(max(1.0, 0.6 * minutes))
-                with lock:
-                    requests = found.outcomes.total()
-                found.samples.append(sample_process(pid, address, time.monotonic() - began, requests))
-                notify(found.samples[-1])
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join(180)
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            clients, began = [pool.submit(work, number) for number in range(CLIENTS)], time.monotonic()
+            try:
+                while time.monotonic() - began < 60 * minutes:
+                    time.sleep(max(1.0, 0.6 * minutes))
+                    found.samples.append(sample_process(pid, address, time.monotonic() - began))
+                    notify(found.samples[-1])
+            finally:
+                stop.set()
+        for client in clients:
+            client.result()
     return found

@@ -6,7 +6,7 @@
 from pathlib import Path
 
 from emblema.errors import EmblemaError
-from emblema.models.load import BUNDLED, bundled_folder
+from emblema.models.names import BUNDLED, bundled_folder
 
 NAMES = (*BUNDLED, "reference-deepstack", "reference-mla")
 """M-RoPE and its training on streams; deepstack and shared heads; latents and experts."""

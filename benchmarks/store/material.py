@@ -1,4 +1,4 @@
-"""What is measured with: chunks of random rows, a larger random model, pictures, and an emptied page cache."""
+"""What is measured with: chunks of random rows, and an emptied page cache."""
 
 import ctypes
 import mmap
@@ -6,20 +6,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.layout import LayerRows
-from emblema.models.load import bundled_folder, load_processor
 
 MODEL = "0" * 64
 """The fingerprint of a model that does not exist."""
-LAYERS, HEADS, HIDDEN, INTERMEDIATE = 14, 12, 768, 2304
-QUESTION = "which land does the tent stand on ?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +34,9 @@ class KVShape:
 
 SEVEN_BILLION = KVShape(layers=28, heads=4, width=128, hidden=3584)
 """The KV of Qwen2.5-VL-7B."""
-SMALL = KVShape(layers=2, heads=2, width=16, hidden=32)
 
 
-def random_chunk(tokens: int, random: np.random.Generator, shape: KVShape = SMALL) -> Chunk:
+def random_chunk(tokens: int, random: np.random.Generator, shape: KVShape) -> Chunk:
     """Return a chunk of normally distributed rows under an id of its own."""
     generator = torch.Generator().manual_seed(int(random.integers(2**62)))
 
@@ -61,30 +55,6 @@ def random_chunk(tokens: int, random: np.random.Generator, shape: KVShape = SMAL
     size = (shape.heads, tokens, shape.width)
     rows = tuple(LayerRows(numbers(*size), numbers(*size)) for _ in range(shape.layers))
     return Chunk(random.bytes(32).hex(), "image", MODEL, encoded, rows)
-
-
-def larger_model(seed: int) -> tuple[Any, Any]:
-    """Return a random model of a hundred million parameters, of the bundled one's family, and its processor."""
-    from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration
-
-    config = AutoConfig.from_pretrained(str(bundled_folder("reference")))
-    text, vision = config.text_config, config.vision_config
-    text.num_hidden_layers, text.hidden_size, text.intermediate_size = LAYERS, HIDDEN, INTERMEDIATE
-    text.num_attention_heads = text.num_key_value_heads = HEADS
-    text.layer_types = [text.layer_types[0]] * LAYERS
-    eighth = HIDDEN // HEADS // 2 // 8
-    text.rope_parameters = {**text.rope_parameters, "mrope_section": [2 * eighth, 3 * eighth, 3 * eighth]}
-    vision.out_hidden_size = HIDDEN
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = Qwen2_5_VLForConditionalGeneration(config)
-    return model.eval(), load_processor(str(bundled_folder("reference")))
-
-
-def random_picture(side: int, random: np.random.Generator) -> Image.Image:
-    """Return a picture of coloured squares."""
-    squares = random.integers(0, 255, (side // 28, side // 28, 3), dtype=np.uint8)
-    return Image.fromarray(squares).resize((side, side), Image.Resampling.NEAREST)
 
 
 def evict(path: Path) -> None:

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.blocks import write_blocks
+from benchmarks.cost.shapes import make_model
+from benchmarks.cost.subject import CostSubject
 from benchmarks.figures import rounded
 from benchmarks.intervals import Interval
 from benchmarks.plots import draw_table
 from benchmarks.report import measured_on
-from benchmarks.store.material import larger_model
 from benchmarks.store.overlap import Overlap
 from benchmarks.store.overlap import measure as measure_overlap
 from benchmarks.store.throughput import BAR_BYTES, BOUNDS, COLD, Throughput
@@ -30,16 +32,16 @@ COLD_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class StoreExtent:
-    """How much is measured: bytes of KV in files, rounds, and pictures of linked prompts with their pixels."""
+    """How much is measured: bytes of KV in files, rounds, and chunks of linked prompts with their tokens."""
 
     sizes: tuple[int, ...] = (16 * MIB, 64 * MIB, 256 * MIB)
     rounds: int = 9
-    pictures: tuple[int, int] = (6, 224)
-    larger: tuple[int, int] = (4, 448)
+    pictures: tuple[int, int] = (6, 66)
+    larger: tuple[int, int] = (4, 258)
 
 
 FULL = StoreExtent()
-QUICK = StoreExtent((MIB, 4 * MIB), 3, (3, 112), (0, 0))
+QUICK = StoreExtent((MIB, 4 * MIB), 3, (3, 18), (0, 0))
 """A little of everything."""
 
 
@@ -52,11 +54,14 @@ def measure_store(
         place, random = Path(name), np.random.default_rng([seed, 1])
         for size in extent.sizes if "throughput" in parts else ():
             found["throughput"] += measure_throughput(place, size, extent.rounds, random)
-        for count, side in (extent.pictures, extent.larger) if "overlap" in parts else ():
-            if count:
-                own = (count, side) == extent.pictures
-                label, made = (Path(model).name, load_model(model)) if own else ("random", larger_model(seed))
-                found["overlap"] += measure_overlap(place, label, *made, [side] * count, extent.rounds, seed)
+        if "overlap" in parts:
+            own = CostSubject(Path(model).name, load_model(model)[0], seed)
+            found["overlap"] += measure_overlap(place, own, *extent.pictures, extent.rounds)
+            if any(extent.larger):
+                made = make_model("137m", torch.device("cpu"), torch.float32, seed)
+                found["overlap"] += measure_overlap(
+                    place, CostSubject("random", made, seed), *extent.larger, extent.rounds
+                )
     rows = {name: rounded([asdict(row) for row in own]) for name, own in found.items()}
     return {"seed": seed, "load": [before, os.getloadavg()[0]], **rows}
 

@@ -5,14 +5,18 @@ plain read brings the file in one call into fresh memory, as a load has to.
 """
 
 import ctypes
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from benchmarks.cost.timing import Action, Pace, interleaved
 from benchmarks.store.material import SEVEN_BILLION, cooled, random_chunk
 from emblema.errors import LoadError
 from emblema.kv.layout import LayerRows
@@ -51,38 +55,37 @@ def measure(folder: Path, size: int, rounds: int, random: np.random.Generator) -
     """Read a file with `size` bytes of KV, cold and warm, in a folder on the disk in question."""
     chunk = random_chunk(max(1, size // SEVEN_BILLION.token_bytes), random, SEVEN_BILLION)
     tier = DiskTier(folder / f"throughput-{size}", 4 * size + 2**26)
-    taken: dict[str, list[tuple[float, float]]] = {COLD: [], WARM: []}
-    stayed = 0.0
+    stayed: list[float] = []
     try:
         tier.write(codec.chunk_record(chunk, SHARED, created=time.time()), Terms())
         path = tier.piece_path(chunk.id)
         whole = path.stat().st_size
-        reads: tuple[Callable[[], object], ...] = (
-            lambda: read_plainly(path, np.empty(whole, np.uint8)),
-            lambda: load(tier, chunk.id),
-        )
+
+        def timed(read: Callable[[], object], operation: str) -> float:
+            if operation == COLD:
+                stayed.append(cooled([path]))
+            began = time.perf_counter()
+            _, seconds = read(), time.perf_counter() - began
+            return seconds
+
+        actions: dict[str, Action] = {}
+        for operation in (COLD, WARM):
+            actions[f"plain {operation}"] = partial(
+                timed, lambda: read_plainly(path, np.empty(whole, np.uint8)), operation
+            )
+            actions[f"store {operation}"] = partial(timed, lambda: load(tier, chunk.id), operation)
         with fresh_memory():
-            for index in range(rounds):
-                for operation, pairs in taken.items():
-                    seconds = [0.0, 0.0]
-                    for place in (0, 1) if index % 2 else (1, 0):
-                        stayed = max(stayed, cooled([path])) if operation == COLD else stayed
-                        began = time.perf_counter()
-                        kept = reads[place]()
-                        seconds[place] = time.perf_counter() - began
-                        del kept
-                    pairs.append((seconds[0], seconds[1]))
+            taken = interleaved(actions, torch.device("cpu"), Pace(rounds, math.inf))
     finally:
         tier.delete(chunk.id, SHARED)
         tier.close()
-    return [_found(whole, operation, pairs, stayed) for operation, pairs in taken.items()]
-
-
-def _found(size: int, operation: str, pairs: list[tuple[float, float]], stayed: float) -> Throughput:
-    plain, own = (np.array(values) for values in zip(*pairs, strict=True))
-    low, high = np.quantile(plain / own, (0.25, 0.75))
-    first, second = (size / float(np.median(values)) / 1e9 for values in (plain, own))
-    return Throughput(size, operation, len(pairs), first, second, second / first, float(low), float(high), stayed)
+    found = []
+    for operation in (COLD, WARM):
+        names = (f"plain {operation}", f"store {operation}")
+        plain, own = (whole / taken.median(name) / 1e9 for name in names)
+        ratio = taken.ratio(*names)
+        found.append(Throughput(whole, operation, rounds, plain, own, ratio.value, ratio.low, ratio.high, max(stayed)))
+    return found
 
 
 def load(tier: DiskTier, id: str) -> tuple[LayerRows, ...]:

@@ -1,32 +1,29 @@
 """What `python -m benchmarks stream` does, from options to files."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from benchmarks.figures import read_figures, rounded, write_figures
-from benchmarks.recordfile import RecordFile, TableRecord, digest, recorded_table
-from benchmarks.report import ModelTables, comma_list, show_tables
+from benchmarks.recordfile import RecordFile, TableRecord, digest
+from benchmarks.report import ModelTables, show_tables
 from benchmarks.stream.costs import measure_bytes, measure_growth
-from benchmarks.stream.long import measure_drawn, measure_long, measure_still
+from benchmarks.stream.long import measure_long
 from benchmarks.stream.page import write_page
 from benchmarks.stream.passes import PassRecord, PassResults, run_passes
-from benchmarks.stream.plan import ABLATIONS, ACCURACY_PARTS, METHODS, AccuracyOptions, arms_named
+from benchmarks.stream.plan import ACCURACY_PARTS, AccuracyOptions
 from benchmarks.stream.running import SystemsOptions
 from benchmarks.stream.tables import ablation_table, accuracy_tables, length_table, search_table
 from benchmarks.table import Table
 from emblema.engine.engine import Engine
-from emblema.errors import PromptError
+from emblema.errors import EmblemaError
 
 SYSTEMS: dict[str, Callable[[Engine, SystemsOptions, Console], Table]] = {
     "growth": measure_growth,
     "long": measure_long,
-    "drawn": measure_drawn,
-    "still": measure_still,
     "bytes": measure_bytes,
 }
 """The parts about time and bytes by name; the table of a part has that name."""
@@ -39,7 +36,7 @@ SWEEPS: dict[str, Callable[[PassResults, AccuracyOptions], Table]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class StreamOptions:
+class StreamRunOptions:
     """What to measure, and where it is written.
 
     Attributes:
@@ -57,7 +54,7 @@ class StreamOptions:
     beside: Path | None = None
 
 
-def run_streams(engine: Engine, options: StreamOptions, screen: Console) -> tuple[Table, ...]:
+def run_streams(engine: Engine, options: StreamRunOptions, screen: Console) -> tuple[Table, ...]:
     """Measure, print, and write figures and page after each part; a run that was killed goes on.
 
     Raises:
@@ -73,21 +70,16 @@ def run_streams(engine: Engine, options: StreamOptions, screen: Console) -> tupl
         for part in options.parts:
             if part in SYSTEMS:
                 key = digest(engine.adapter.fingerprint, part, asdict(systems))
-                measured = recorded_table(tables, key, lambda: measure_part(part, engine, systems, screen))  # noqa: B023
-                made: tuple[Table, ...] = (measured,)
+                if key not in tables.held:
+                    tables.add([TableRecord(key, SYSTEMS[part](engine, systems, screen))])
+                made: tuple[Table, ...] = (tables.held[key].table,)
             else:
-                results = run_passes(engine, options.label, part, accuracy, records, screen)
+                results = run_passes(engine, part, accuracy, records, screen)
                 made = accuracy_tables(results, accuracy) if part == "accuracy" else (SWEEPS[part](results, accuracy),)
             found += made
             show_tables(screen, ModelTables(options.label, made))
             write_run(ModelTables(options.label, tuple(found)), accuracy.reported, folder, beside)
     return tuple(found)
-
-
-def measure_part(part: str, engine: Engine, options: SystemsOptions, screen: Console) -> Table:
-    """Measure one of `SYSTEMS`, and how long that took."""
-    began = time.perf_counter()
-    return replace(SYSTEMS[part](engine, options, screen), seconds=time.perf_counter() - began)
 
 
 def write_run(
@@ -105,28 +97,4 @@ def _read_beside(path: Path) -> dict[str, Any]:
         found = read_figures(path)
         return {name: found[name] for name in ("environment", "asked", "tables")}
     except (OSError, ValueError, KeyError) as error:
-        raise PromptError(f"--beside {path}: it cannot be read ({error}); give another run's stream.json") from error
-
-
-def numbers_of(text: str, option: str) -> tuple[int, ...]:
-    """Return the whole numbers of a list with commas, each once, rising.
-
-    Raises:
-        PromptError: one of them is none, or there is none.
-    """
-    names = comma_list(text)
-    if not names or not all(name.isdecimal() for name in names):
-        raise PromptError(f"{option} {text!r}: give whole numbers with commas between them")
-    return tuple(sorted({int(name) for name in names}))
-
-
-def arms_of(text: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the methods and ablations of a list with commas; all of both without any.
-
-    Raises:
-        PromptError: there is no arm of a name.
-    """
-    ablations = tuple(arm.name for arm in ABLATIONS)
-    named = (*METHODS, *ablations) if text is None else tuple(comma_list(text))
-    chosen = [arm.name for arm in arms_named(named)]
-    return tuple(name for name in METHODS if name in chosen), tuple(name for name in ablations if name in chosen)
+        raise EmblemaError(f"{path}: it cannot be read ({error}); give what `benchmarks stream` wrote") from error

@@ -3,17 +3,27 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from benchmarks.cost.timing import turned
 from benchmarks.intervals import Interval
-from benchmarks.tasks.streams import STREAM_KINDS, GeneratedStream, TimedQuestion, questions_of, stream_of
+from benchmarks.stream.methods import METHODS
+from benchmarks.stream.plan import ARMS
+from benchmarks.tasks.streams import (
+    FRAME_SECONDS,
+    STREAM_KINDS,
+    GeneratedStream,
+    TimedQuestion,
+    questions_of,
+    stream_of,
+)
 from emblema.engine.engine import Engine
-from emblema.stream.methods import METHODS
-from emblema.stream.settings import StreamSettings, change_settings
+from emblema.kv.device import wait_for
+from emblema.stream.settings import StreamSettings
 from emblema.stream.stream import Stream
 
 QUICK_BUDGET = 16
@@ -32,7 +42,7 @@ class SystemsOptions:
         lengths: frames at which time is taken, rising.
         frames: frames of the streams whose bytes are counted.
         rounds: questions for every time that is reported.
-        long, drawn: frames of the streams of a day: encoded ones, and ones whose rows are drawn.
+        long: frames of the streams of a day.
         settings: of all streams; a memory without an end has native positions whatever these say.
     """
 
@@ -42,57 +52,36 @@ class SystemsOptions:
     frames: int = 1024
     rounds: int = 16
     long: int = 20_000
-    drawn: int = 100_000
     settings: StreamSettings = field(default_factory=StreamSettings)
+
+    def film(self, kind: str, frames: int) -> GeneratedStream:
+        """Return the generated stream of a kind."""
+        return stream_of(kind, frames, self.seed, 0)
 
     @classmethod
     def quick(cls, seed: int = 0) -> "SystemsOptions":
         """Return enough to see that all of it works; the budget is small, so that short streams have to choose."""
         chosen = StreamSettings(budget=QUICK_BUDGET)
-        return cls(seed, lengths=(64, 128), frames=128, rounds=3, long=128, drawn=512, settings=chosen)
-
-
-@dataclass(frozen=True, slots=True)
-class RunTime:
-    """Seconds on the clock, and seconds of processor time of the whole process, its threads included."""
-
-    wall: float
-    cpu: float
+        return cls(seed, lengths=(64, 128), frames=128, rounds=3, long=128, settings=chosen)
 
 
 @dataclass(frozen=True, slots=True)
 class AskCost:
-    """What one question cost.
-
-    Attributes:
-        ttft: seconds to it.
-        cpu: seconds of processor time of the whole call.
-        counts: what the memory counted for it.
-    """
+    """What one question cost: seconds to its first token, those of the processor, and what the memory counted."""
 
     ttft: float
     cpu: float
     counts: Mapping[str, float]
 
 
-def timed(run: Callable[[], Made]) -> tuple[Made, RunTime]:
-    """Do something; return what it gave, and what it took, with what it left to a GPU."""
-    _synchronize()
-    wall, cpu = time.perf_counter(), time.process_time()
+def timed(run: Callable[[], Made]) -> tuple[Made, float]:
+    """Do something; return what it gave, and its seconds of the processor, with what it left to a GPU."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    wait_for(device)
+    began = time.process_time()
     made = run()
-    _synchronize()
-    return made, RunTime(time.perf_counter() - wall, time.process_time() - cpu)
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def turned(names: Sequence[Made], turn: int) -> list[Made]:
-    """Return the names, beginning with another one each turn, so that none always comes first."""
-    start = turn % len(names)
-    return [*names[start:], *names[:start]]
+    wait_for(device)
+    return made, time.process_time() - began
 
 
 def ratio(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Interval:
@@ -103,19 +92,9 @@ def ratio(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Inte
     return Interval(float(np.median(ratios)), float(low), float(high))
 
 
-def ttft_ratio(asks: Sequence[AskCost], others: Sequence[AskCost]) -> Interval:
-    """Return the ratio of times to the first token."""
-    return ratio([ask.ttft for ask in asks], [ask.ttft for ask in others])
-
-
-def cpu_ratio(asks: Sequence[AskCost | RunTime], others: Sequence[AskCost | RunTime]) -> Interval:
-    """Return the ratio of processor times."""
-    return ratio([ask.cpu for ask in asks], [ask.cpu for ask in others])
-
-
-def film_of(kind: str, frames: int, options: SystemsOptions, item: int = 0) -> GeneratedStream:
-    """Return a generated stream."""
-    return stream_of(kind, frames, options.seed, item)
+def cost_ratio(name: str, asks: Sequence[AskCost], others: Sequence[AskCost]) -> Interval:
+    """Return the ratio of a field of `AskCost`."""
+    return ratio([getattr(ask, name) for ask in asks], [getattr(ask, name) for ask in others])
 
 
 def questions(film: GeneratedStream, at: int) -> list[TimedQuestion]:
@@ -127,15 +106,17 @@ def questions(film: GeneratedStream, at: int) -> list[TimedQuestion]:
     return [own[place] for place in range(most) for own in kinds.values() if place < len(own)]
 
 
-def settings_for(method: str, settings: StreamSettings, **changes: Any) -> StreamSettings:
-    """Return settings that a method can have: frames keep their native positions where everything is seen."""
-    given = change_settings(settings, changes)
-    return given if METHODS[method].bounded else replace(given, positions="native")
+def opened(stack: ExitStack, engine: Engine, arm: str, settings: StreamSettings) -> Stream:
+    """Return a stream under an arm, which is closed with the stack."""
+    return stack.enter_context(engine.stream(METHODS[ARMS[arm].method], ARMS[arm].settings(settings)))
 
 
-def opened(stack: ExitStack, engine: Engine, method: str, settings: StreamSettings, **changes: Any) -> Stream:
-    """Return a stream that is closed with the stack."""
-    return stack.enter_context(engine.stream(method, settings_for(method, settings, **changes)))
+def push_timed(stream: Stream, frames: Sequence[Any]) -> float:
+    """Push frames at their times, and have them encoded; return the seconds of the processor."""
+    seen, began = stream.frames, time.process_time()
+    stream.push(list(frames), at=[FRAME_SECONDS * number for number in range(seen, seen + len(frames))])
+    stream.advance()
+    return time.process_time() - began
 
 
 def feed(
@@ -145,12 +126,12 @@ def feed(
     end: int,
     together: int,
     tick: Callable[[], object] = lambda: None,
-) -> dict[Name, list[RunTime]]:
-    """Push frames `begin` to `end` to all streams, `together` at a time and in turns; return what each push took.
+) -> dict[Name, list[float]]:
+    """Push frames `begin` to `end` to all streams, `together` at a time and in turns; return the seconds of each push.
 
     Drawing the frames is not counted.
     """
-    spent: dict[Name, list[RunTime]] = {name: [] for name in streams}
+    spent: dict[Name, list[float]] = {name: [] for name in streams}
     for turn, start in enumerate(range(begin, end, together)):
         frames = list(film.frames(start, min(start + together, end)))
         for name in turned(list(streams), turn):
@@ -163,7 +144,7 @@ def feed(
 def ask_word(stream: Stream, text: str) -> AskCost:
     """Ask for one word."""
     reply, spent = timed(lambda: stream.ask(text, max_new_tokens=1))
-    return AskCost(reply.usage.ttft_seconds, spent.cpu, reply.usage.counts)
+    return AskCost(reply.usage.ttft_seconds, spent, reply.usage.counts)
 
 
 def ask_in_turns(

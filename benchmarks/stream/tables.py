@@ -1,13 +1,13 @@
 """Accuracy of streams as tables: at equal budget, by question and length, with one thing changed; and the bars."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from benchmarks.intervals import Interval, bootstrap
 from benchmarks.stream.passes import PassRecord, PassResults
 from benchmarks.stream.plan import ARMS, BASELINES, FITS, FULL, OURS, AccuracyOptions
-from benchmarks.table import Bar, Cell, Table
+from benchmarks.table import Bar, Table
 from benchmarks.tasks.streams import QUESTION_KINDS, STREAM_KINDS
 from emblema.errors import EmblemaError
 
@@ -19,8 +19,7 @@ ABOVE = 2
 ORDERED = "ordered"
 FRAMES, SEEDS = 512, 3
 """Fewest frames and seeds that anything is claimed for."""
-TTFT, CPU, RATE = "TTFT ms", "TTFT CPU ms", "frames/CPU s"
-LESS_IT, LESS_OURS = "mosaic less it", "less mosaic"
+CPU, LESS_IT = "TTFT CPU ms", "mosaic less it"
 
 PAIRED = "Differences are paired, over the same questions; intervals: 95 %, bootstrap over streams."
 
@@ -33,13 +32,13 @@ def accuracy(records: Iterable[PassRecord], question: str | None = None) -> Inte
     Args:
         question: those of this kind alone.
     """
-    pairs = [
-        (answer.right, record.stream)
+    rights = [
+        (answer.right, record.stream.name)
         for record in records
         for answer in record.answers
         if question in (None, answer.kind)
     ]
-    return bootstrap(*zip(*pairs, strict=True)) if pairs else None
+    return bootstrap(*zip(*rights, strict=True)) if rights else None
 
 
 def paired(first: Iterable[PassRecord], second: Iterable[PassRecord], question: str | None = None) -> Interval | None:
@@ -52,24 +51,21 @@ def paired(first: Iterable[PassRecord], second: Iterable[PassRecord], question: 
         EmblemaError: a stream was asked other questions.
     """
     others = {record.stream: record for record in second}
-    differences: list[int] = []
-    streams: list[str] = []
+    found: list[tuple[int, str]] = []
     for own in first:
         other = others.get(own.stream)
         if other is None:
             continue
         if [(a.kind, a.at) for a in own.answers] != [(a.kind, a.at) for a in other.answers]:
             raise EmblemaError(
-                f"{own.arm} and {other.arm} were asked other questions about {own.stream}: remove the records"
+                f"{own.arm} and {other.arm} were asked other questions about {own.stream.name}: remove the records"
             )
-        pairs = [
-            int(a.right) - int(b.right)
+        found += [
+            (int(a.right) - int(b.right), own.stream.name)
             for a, b in zip(own.answers, other.answers, strict=True)
             if question in (None, a.kind)
         ]
-        differences += pairs
-        streams += [own.stream] * len(pairs)
-    return bootstrap(differences, streams) if differences else None
+    return bootstrap(*zip(*found, strict=True)) if found else None
 
 
 def questions(records: Iterable[PassRecord], question: str | None = None) -> int:
@@ -77,41 +73,15 @@ def questions(records: Iterable[PassRecord], question: str | None = None) -> int
     return sum(question in (None, answer.kind) for record in records for answer in record.answers)
 
 
-def median_ms(records: Iterable[PassRecord], *, cpu: bool = False) -> float | None:
-    """Return the median time to the first token in milliseconds, by the clock or of the processor."""
-    times = [answer.cpu if cpu else answer.ttft for record in records for answer in record.answers]
+def median_ms(records: Iterable[PassRecord]) -> float | None:
+    """Return the median time to an answer in milliseconds of the processor."""
+    times = [answer.cpu for record in records for answer in record.answers]
     return 1e3 * float(np.median(times)) if times else None
 
 
-def encoded(records: Sequence[PassRecord]) -> float | None:
-    """Return the frames encoded in a second of the processor."""
-    spent = sum(record.encode_cpu for record in records)
-    return sum(record.frames for record in records) / spent if spent else None
-
-
-FIGURES: dict[str, Callable[[Sequence[PassRecord]], Cell]] = {
-    "accuracy": accuracy,
-    TTFT: median_ms,
-    CPU: lambda records: median_ms(records, cpu=True),
-    RATE: encoded,
-    "streams": len,
-    "asked": questions,
-}
-"""A cell of an arm by the name of its column."""
-
-
-def _figure(column: str, arm: str, own: ByArm) -> Cell:
-    """Return an arm's cell; nothing of an arm with itself, and of any without Mosaic."""
-    if column in FIGURES:
-        return FIGURES[column](own[arm])
-    ours = own.get(OURS)
-    if ours is None or arm == OURS:
-        return None
-    return paired(ours, own[arm]) if column == LESS_IT else paired(own[arm], ours)
-
-
-def _arm_rows(lead: tuple[Cell, ...], own: ByArm, columns: Sequence[str]) -> list[tuple[Cell, ...]]:
-    return [(*lead, arm, *(_figure(column, arm, own) for column in columns)) for arm in own]
+def lead(own: ByArm, arm: str) -> Interval | None:
+    """Return Mosaic's accuracy less an arm's; None of itself, and where Mosaic is not there."""
+    return None if arm == OURS or OURS not in own else paired(own[OURS], own[arm])
 
 
 def by_arm(results: PassResults, kind: str = ALL, frames: int | None = None) -> dict[str, list[PassRecord]]:
@@ -132,52 +102,63 @@ def kinds_of(options: AccuracyOptions) -> tuple[str, ...]:
 def accuracy_tables(results: PassResults, options: AccuracyOptions) -> tuple[Table, ...]:
     """Return the tables of the comparison at equal budget: by method and kind of stream, and by kind of question."""
     kinds: dict[str, ByArm] = {kind: by_arm(results, kind) for kind in kinds_of(options)}
-    columns = ("accuracy", LESS_IT, TTFT, CPU, RATE, "streams", "asked")
     bars = accuracy_bars({kind: kinds[kind] for kind in options.kinds}) if claims(options) else ()
-    rows = tuple(row for kind, own in kinds.items() for row in _arm_rows((kind,), own, columns))
-    title = "Accuracy at equal budget, by method and kind of stream"
-    whole = kinds[kinds_of(options)[-1]]
-    asked = tuple(
-        (question, arm, accuracy(own, question), questions(own, question))
-        for question in QUESTION_KINDS
-        for arm, own in whole.items()
-        if questions(own, question)
+
+    def rate(found: Sequence[PassRecord]) -> float:
+        return sum(record.stream.frames for record in found) / sum(record.encode_cpu for record in found)
+
+    rows = tuple(
+        (kind, arm, accuracy(found), lead(own, arm), median_ms(found), rate(found), questions(found))
+        for kind, own in kinds.items()
+        for arm, found in own.items()
     )
+    asked = tuple(
+        (question, arm, accuracy(found, question), questions(found, question))
+        for question in QUESTION_KINDS
+        for arm, found in kinds[kinds_of(options)[-1]].items()
+        if questions(found, question)
+    )
+    title = "Accuracy at equal budget, by method and kind of stream"
+    columns = ("kind", "method", "accuracy", LESS_IT, CPU, "frames/CPU s", "asked")
     return (
-        Table("accuracy", title, PAIRED, ("kind", "method", *columns), rows, (), bars),
+        Table("accuracy", title, PAIRED, columns, rows, (), bars),
         Table("questions", "Accuracy by kind of question", "", ("question", "method", "accuracy", "asked"), asked),
     )
 
 
 def search_table(results: PassResults, options: AccuracyOptions) -> Table:
     """Return how settings of the baselines do on streams of other seeds."""
-    columns = ("accuracy", CPU, "asked")
-    rows = tuple(_arm_rows((), by_arm(results), columns))
-    return Table("search", "Settings of the baselines", "On seeds of its own.", ("arm", *columns), rows)
+    rows = tuple((arm, accuracy(own), median_ms(own), questions(own)) for arm, own in by_arm(results).items())
+    columns = ("arm", "accuracy", CPU, "asked")
+    return Table("search", "Settings of the baselines", "On seeds of its own.", columns, rows)
 
 
 def length_table(results: PassResults, options: AccuracyOptions) -> Table:
     """Return Mosaic's figure 12: accuracy by length of the stream."""
-    columns = ("accuracy", LESS_IT, CPU, "asked")
-    rows = [
-        row
+    rows = tuple(
+        (kind, frames, arm, accuracy(found), lead(own, arm), questions(found))
         for kind in kinds_of(options)
         for frames in options.lengths
-        for row in _arm_rows((kind, frames), by_arm(results, kind, frames), columns)
-    ]
+        for own in (by_arm(results, kind, frames),)
+        for arm, found in own.items()
+    )
     longest = {kind: by_arm(results, kind, FITS) for kind in options.kinds}
     complete = FITS in options.lengths and all(OURS in own for own in longest.values())
     bars = full_bars(longest, LONG_SLACK) if complete and claims(options) else ()
-    named = ("kind", "frames", "method", *columns)
-    return Table("lengths", "Accuracy by length of the stream", PAIRED, named, tuple(rows), (), tuple(bars))
+    columns = ("kind", "frames", "method", "accuracy", LESS_IT, "asked")
+    return Table("lengths", "Accuracy by length of the stream", PAIRED, columns, rows, (), tuple(bars))
 
 
 def ablation_table(results: PassResults, options: AccuracyOptions) -> Table:
     """Return Mosaic's table IV, and what else was chosen where the paper left room."""
-    columns = ("accuracy", LESS_OURS, CPU, RATE)
     own = by_arm(results)
-    rows = tuple((arm, ARMS[arm].words, *(_figure(column, arm, own) for column in columns)) for arm in own)
-    return Table("ablation", "Mosaic with one thing changed", PAIRED, ("arm", "what is changed", *columns), rows)
+    ours = own.get(OURS, [])
+    rows = tuple(
+        (arm, ARMS[arm].words, accuracy(found), None if arm == OURS else paired(found, ours))
+        for arm, found in own.items()
+    )
+    columns = ("arm", "what is changed", "accuracy", "less mosaic")
+    return Table("ablation", "Mosaic with one thing changed", PAIRED, columns, rows)
 
 
 def claims(options: AccuracyOptions) -> bool:
@@ -198,18 +179,14 @@ def accuracy_bars(by_kind: Mapping[str, ByArm]) -> tuple[Bar, ...]:
     Mosaic is above the best baseline on two kinds, and close to full attention, on ordered questions too. The best
     baseline is the best on these very questions, which favours it.
     """
-    lows = []
-    for records in by_kind.values():
-        best = best_baseline(records)
-        found = None if best is None else paired(records[OURS], records[best])
-        lows += [] if found is None else [found.low]
-    bars: list[Bar] = []
-    if lows:
-        above, asked = sum(low > 0 for low in lows), sum(questions(records[OURS]) for records in by_kind.values())
-        bars.append(Bar("kinds with Mosaic above the best baseline", above, ABOVE, count=asked))
-    for question in (None, ORDERED):
-        bars += full_bars(by_kind, SLACK, question)
-    return tuple(bars)
+    best = {kind: best_baseline(records) for kind, records in by_kind.items()}
+    found = [paired(by_kind[kind][OURS], by_kind[kind][name]) for kind, name in best.items() if name is not None]
+    bars = full_bars(by_kind, SLACK) + full_bars(by_kind, SLACK, ORDERED)
+    if not found:
+        return tuple(bars)
+    above = sum(own is not None and own.low > 0 for own in found)
+    asked = sum(questions(records[OURS]) for records in by_kind.values())
+    return (Bar("kinds with Mosaic above the best baseline", above, ABOVE, count=asked), *bars)
 
 
 def full_bars(by_kind: Mapping[str, ByArm], slack: float, question: str | None = None) -> list[Bar]:
@@ -219,6 +196,6 @@ def full_bars(by_kind: Mapping[str, ByArm], slack: float, question: str | None =
         found = paired(records[OURS], records.get(FULL, ()), question)
         if found is not None:
             asked = "" if question is None else f", {question} questions"
-            name = f"{kind}, {records[OURS][0].frames:,} frames: lead over full attention{asked}"
+            name = f"{kind}, {records[OURS][0].stream.frames:,} frames: lead over full attention{asked}"
             bars.append(Bar(name, found.low, slack, count=questions(records[OURS], question)))
     return bars

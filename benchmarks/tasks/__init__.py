@@ -4,35 +4,19 @@ Episodes (`generate`) are what the bundled models are trained on and held to; it
 are what every task and every data set is turned into. The tasks by name are `registry.TASKS`.
 """
 
-from benchmarks.tasks.episodes import (
-    EPISODE_PLANS,
-    Plan,
-    generate,
-    make_episode,
-    write_clip,
-    write_episodes,
-    write_page,
-)
-from benchmarks.tasks.items import ItemQuestion, Media, TaskItem
-from benchmarks.tasks.registry import GeneratedTask, task_of
-from benchmarks.tasks.world import Episode, Legend, Map, Question, SceneClip
+from benchmarks.tasks.episodes import EPISODE_PLANS, Plan, generate, make_episode, write_page
+from benchmarks.tasks.registry import task_of
+from benchmarks.tasks.world import Episode, Legend, Map, SceneClip
 
 __all__ = [
     "EPISODE_PLANS",
-    "SceneClip",
     "Episode",
-    "TaskItem",
-    "ItemQuestion",
     "Legend",
     "Map",
-    "Media",
     "Plan",
-    "Question",
-    "GeneratedTask",
+    "SceneClip",
     "generate",
     "make_episode",
     "task_of",
-    "write_clip",
-    "write_episodes",
     "write_page",
 ]

@@ -1,21 +1,30 @@
-"""What the generated tasks share: a stream of random numbers for an item, pictures and clips as media, options."""
+"""What the generated tasks share: an item while it is drawn, pictures and clips as media, and plain sentences."""
 
 from __future__ import annotations
 
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.tasks.episodes import TEMPLATES, write_clip
-from benchmarks.tasks.items import ItemQuestion, Media, TaskItem
+from benchmarks.tasks.episodes import TEMPLATES, Plan, make_episode, write_clip
+from benchmarks.tasks.items import ItemQuestion, Media, Part, TaskItem
 from benchmarks.tasks.tiles import ICON_NAMES
 from benchmarks.tasks.world import COLOUR_NAMES, LANDS, NUMBERS, Episode, Legend, Map, Page, SceneClip
 
 POOLS = {"colour": COLOUR_NAMES, "land": LANDS, "legend": LANDS, "count": NUMBERS[:7], "which": ICON_NAMES}
-SINGLE_HOP = ("colour", "legend")
+SINGLE_HOP = ("colour", "colours", "legend")
+"""Kinds of question that one page answers."""
+
+
+@cache
+def plain_sentences() -> tuple[str, ...]:
+    """Return sentences that say nothing of any picture, in words that the bundled models know."""
+    return tuple(Path(__file__).with_name("sentences.txt").read_text(encoding="utf-8").splitlines())
 
 
 def stream(task: str, seed: int, item: int) -> np.random.Generator:
@@ -23,9 +32,10 @@ def stream(task: str, seed: int, item: int) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(task.encode()), item])
 
 
-def name(task: str, seed: int, item: int) -> str:
-    """Return an item's id."""
-    return f"{task}-{seed}-{item:04d}"
+def phrase(random: np.random.Generator, kind: str, subject: str) -> str:
+    """Return a question of a kind that the bundled models were trained on, in one of its wordings."""
+    wordings = TEMPLATES[kind]
+    return wordings[int(random.integers(len(wordings)))].format(subject)
 
 
 def media_of(page: Page) -> Media:
@@ -44,65 +54,56 @@ def picture(page: Legend | Map, slides: bool) -> Media:
     return Media("image", page.image(), float(slides))
 
 
-def choice(
-    random: np.random.Generator,
-    code: str,
-    text: str,
-    answer: str,
-    kind: str,
-    multi_hop: bool,
-    pool: Sequence[str] = (),
-    count: int = 4,
-) -> ItemQuestion:
-    """Return a question with `count` options in random order: the answer, and others from a pool or the kind's."""
-    others = [option for option in (pool or POOLS[kind]) if option != answer]
-    taken = [str(option) for option in random.permutation(others)[: count - 1]]
-    taken.insert(int(random.integers(len(taken) + 1)), answer)
-    return ItemQuestion(code, (text,), answer, tuple(taken), taken.index(answer), multi_hop, kind)
+@dataclass(slots=True)
+class ItemDraw:
+    """One item of a task while it is drawn, with random numbers and questions of its own."""
 
+    task: str
+    seed: int
+    place: int
+    form: str = "emblema"
+    random: np.random.Generator = field(init=False)
+    questions: list[ItemQuestion] = field(init=False, default_factory=list)
 
-def phrase(random: np.random.Generator, kind: str, subject: str) -> str:
-    """Return a question of a kind that the bundled models were trained on, in one of its wordings."""
-    wordings = TEMPLATES[kind]
-    return wordings[int(random.integers(len(wordings)))].format(subject)
+    def __post_init__(self) -> None:
+        self.random = stream(self.task, self.seed, self.place)
 
+    @property
+    def code(self) -> str:
+        """The item's id."""
+        return f"{self.task}-{self.seed}-{self.place:04d}"
 
-def from_episode(random: np.random.Generator, episode: Episode, code: str, form: str, count: int = 0) -> TaskItem:
-    """Return an episode as an item whose legends slide; with `count` options for each question if given."""
-    questions = []
-    for place, each in enumerate(episode.questions):
-        multi = each.kind not in SINGLE_HOP
-        if count:
-            made = choice(random, f"{code}-{place}", each.text, each.answer, each.kind, multi, count=count)
-        else:
-            made = ItemQuestion(f"{code}-{place}", (each.text,), each.answer, multi_hop=multi, kind=each.kind)
-        questions.append(made)
-    return TaskItem(code, episode.task, form, tuple(media_of(page) for page in episode.pages), tuple(questions))
+    def phrase(self, kind: str, subject: str) -> str:
+        """Return a question in one of its wordings."""
+        return phrase(self.random, kind, subject)
 
+    def episode(self, plan: Plan) -> Episode:
+        """Return an episode of a plan."""
+        return make_episode(self.random, plan, self.seed, self.task, self.place)
 
-SENTENCES: tuple[str, ...] = (
-    "in the morning the road must lead along the river .",
-    "the people of the village wait for the rain .",
-    "a good book is a friend on a long journey .",
-    "my brother told me a story about the sea .",
-    "it was cold and the road was empty .",
-    "they walk through the old town until evening .",
-    "the old man said nothing and went home .",
-    "we had bread and water for dinner .",
-    "she may see the ocean again next summer .",
-    "the train will leave the station at night .",
-    "someone knew why the door was open .",
-    "there is a small shop at the corner of the street .",
-    "the wind was strong and the sky was dark .",
-    "he found a letter in the kitchen and read it .",
-    "some children play in the garden after school .",
-    "the weather will change before the week is over .",
-    "two friends talk about music and science .",
-    "every story has a first page and a last page .",
-    "the farm lies between the hill and the coast .",
-    "in winter the day is short and the night is long .",
-    "a man from the north came to the market .",
-    "the guide told us to keep to the path .",
-    "it is hard to find your way without light .",
-    "the report was long but never clear .",
-)
+    def add(
+        self, parts: Sequence[Part], answer: str, kind: str, options: Sequence[Part] = (), correct: int = -1
+    ) -> None:
+        """Ask one more question."""
+        code, multi_hop = f"{self.code}-{len(self.questions)}", kind not in SINGLE_HOP
+        self.questions.append(ItemQuestion(code, tuple(parts), answer, tuple(options), correct, multi_hop, kind))
+
+    def choose(self, text: str, answer: str, kind: str, pool: Sequence[str] = (), count: int = 4) -> None:
+        """Ask with `count` options in random order: the answer, and others from a pool or the kind's."""
+        others = [option for option in (pool or POOLS[kind]) if option != answer]
+        taken = [str(option) for option in self.random.permutation(others)[: count - 1]]
+        taken.insert(int(self.random.integers(len(taken) + 1)), answer)
+        self.add((text,), answer, kind, taken, taken.index(answer))
+
+    def item(self, parts: Iterable[Part], dialogue: bool = False) -> TaskItem:
+        """Return the item with the questions so far."""
+        return TaskItem(self.code, self.task, self.form, tuple(parts), tuple(self.questions), dialogue)
+
+    def item_of(self, episode: Episode, choices: bool = False) -> TaskItem:
+        """Return an episode as an item whose legends slide; with options for each question if asked for."""
+        for each in episode.questions:
+            if choices:
+                self.choose(each.text, each.answer, each.kind)
+            else:
+                self.add((each.text,), each.answer, each.kind)
+        return self.item(map(media_of, episode.pages))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -251,42 +250,3 @@ def write_page(page: Page, path: Path) -> Path:
         written = path.with_suffix(".png")
         page.image().save(written, optimize=True)
     return written
-
-
-def kind_of(page: Page) -> str:
-    """Return legend, map or clip."""
-    return "clip" if isinstance(page, SceneClip) else "legend" if isinstance(page, Legend) else "map"
-
-
-def record(episode: Episode, files: list[str]) -> dict[str, Any]:
-    """Return the line of an episode: files in prompt order with their kinds, and questions with the pages they need."""
-    return {
-        "task": episode.task,
-        "seed": episode.seed,
-        "item": episode.item,
-        "pages": [{"file": file, "kind": kind_of(page)} for file, page in zip(files, episode.pages, strict=True)],
-        "questions": [
-            {"kind": each.kind, "text": each.text, "answer": each.answer, "pages": list(each.pages)}
-            for each in episode.questions
-        ],
-    }
-
-
-def write_episodes(task: str, seed: int, items: int, out: Path) -> Path:
-    """Write `items` fresh episodes of a task under `out`; returns the path of episodes.jsonl.
-
-    Files are named relative to it.
-    """
-    episodes = generate(task, seed, items)
-    out.mkdir(parents=True, exist_ok=True)
-    listing = out / "episodes.jsonl"
-    with listing.open("w", encoding="utf-8") as lines:
-        for episode in episodes:
-            folder = out / f"{task}-{seed}-{episode.item:04d}"
-            folder.mkdir(exist_ok=True)
-            files = [
-                write_page(page, folder / f"page-{index:02d}").relative_to(out).as_posix()
-                for index, page in enumerate(episode.pages)
-            ]
-            lines.write(json.dumps(record(episode, files)) + "\n")
-    return listing

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,13 +42,10 @@ class Media:
         if self.kind == "image":
             pixels = np.asarray(load_image(content))
             return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
-        if isinstance(content, Path):
-            with content.open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
         if isinstance(content, Image.Image):
             raise PromptError(f"a piece of kind {self.kind} holds a picture")
-        data = content.encode(errors="surrogatepass") if isinstance(content, str) else content
-        return hashlib.sha256(data).hexdigest()
+        data = content.read_bytes() if isinstance(content, Path) else content
+        return hashlib.sha256(data.encode(errors="surrogatepass") if isinstance(data, str) else data).hexdigest()
 
 
 Part = str | Media
@@ -62,7 +58,7 @@ class ItemQuestion:
     Attributes:
         parts: its text, and pictures that stand in it.
         answer: the right answer's text; one of the options where there are options.
-        options: texts, or pictures; letters are put to them when they are asked for.
+        options: texts, or pictures.
         correct: index of the right option, -1 where it is not known or there are none.
         multi_hop: whether the answer needs several pieces of media together.
         kind: what is asked, for tables by kind; the bundled models were trained on those of `world.KINDS`.
@@ -89,10 +85,9 @@ class TaskItem:
     """Parts in prompt order, and questions about them. Figures are bootstrapped by `episode`.
 
     Attributes:
-        form: the data set's form (`mm-niah`, `muirbench`, …); it says how options are asked for.
+        form: the data set that the task is like (`mm-niah`, `muirbench`, …).
         dialogue: each question is a turn after the questions before it, which were answered rightly; otherwise every
             question is asked by itself.
-        instruction: text in front of everything, where the data set has one.
     """
 
     id: str
@@ -101,7 +96,6 @@ class TaskItem:
     parts: tuple[Part, ...]
     questions: tuple[ItemQuestion, ...]
     dialogue: bool = False
-    instruction: str = ""
     episode: str = ""
 
     def __post_init__(self) -> None:
@@ -113,55 +107,14 @@ class TaskItem:
     @property
     def media(self) -> tuple[Media, ...]:
         """Every piece of media in order: of the parts, then question by question, options last."""
-        return tuple(_media(self))
+        asked = [part for each in self.questions for part in (*each.parts, *each.options)]
+        return tuple(part for part in (*self.parts, *asked) if isinstance(part, Media))
 
 
-def sliding(item: TaskItem, shares: list[float]) -> TaskItem:
-    """Return the item with each of its media, in the order of `item.media`, sliding by a share of its chunks."""
-    left = iter(shares)
-
-    def mark(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-        return tuple(part if isinstance(part, str) else replace(part, slides=next(left)) for part in parts)
-
-    questions: list[ItemQuestion] = []
-    parts = mark(item.parts)
-    for question in item.questions:
-        shown = mark(question.parts)
-        questions.append(replace(question, parts=shown, options=mark(question.options)))
-    return replace(item, parts=parts, questions=tuple(questions))
-
-
-def describe(item: TaskItem) -> dict[str, Any]:
-    """Return the item as plain data, media by their digests: equal for items that show and ask the same."""
-
-    def shown(parts: tuple[Part, ...]) -> list[Any]:
-        return [part if isinstance(part, str) else [part.kind, part.slides, part.digest()] for part in parts]
-
-    return {
-        "id": item.id,
-        "task": item.task,
-        "form": item.form,
-        "episode": item.episode,
-        "dialogue": item.dialogue,
-        "instruction": item.instruction,
-        "parts": shown(item.parts),
-        "questions": [
-            {
-                "id": each.id,
-                "parts": shown(each.parts),
-                "answer": each.answer,
-                "options": shown(each.options),
-                "correct": each.correct,
-                "multi_hop": each.multi_hop,
-                "kind": each.kind,
-                "aliases": list(each.aliases),
-            }
-            for each in item.questions
-        ],
-    }
-
-
-def _media(item: TaskItem) -> Iterator[Media]:
-    yield from (part for part in item.parts if isinstance(part, Media))
-    for question in item.questions:
-        yield from (part for part in (*question.parts, *question.options) if isinstance(part, Media))
+def describe(value: Any) -> Any:
+    """Return an item as plain data, media by their digests: equal for items that show and ask the same."""
+    if isinstance(value, Media):
+        return [value.kind, value.slides, value.digest()]
+    if isinstance(value, TaskItem | ItemQuestion):
+        return {each.name: describe(getattr(value, each.name)) for each in fields(value)}
+    return list(map(describe, value)) if isinstance(value, tuple) else value

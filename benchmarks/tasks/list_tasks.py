@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.tasks.building import from_episode, name, stream
-from benchmarks.tasks.episodes import Plan, facts, legend_page, make_episode
+from benchmarks.tasks.building import ItemDraw
+from benchmarks.tasks.episodes import Plan, facts, legend_page
 from benchmarks.tasks.items import TaskItem
 from benchmarks.tasks.tiles import ICON_NAMES, LAND_COUNT
 from benchmarks.tasks.world import Episode, Legend, Question
@@ -43,25 +43,18 @@ def older_legend(random: np.random.Generator, episode: Episode, side: int) -> Le
     return legend_page(random, side, lands)
 
 
-def lists_episode(seed: int, item: int) -> Episode:
+def lists_episode(seed: int, place: int) -> Episode:
     """Return one or two legends and three maps of 8 x 8 cells with 16 to 24 icons, and both lists as questions."""
-    random = stream("lists", seed, item)
-    count = int(random.integers(LEAST_ICONS, len(ICON_NAMES) + 1))
+    draw = ItemDraw("lists", seed, place)
+    count = int(draw.random.integers(LEAST_ICONS, len(ICON_NAMES) + 1))
     icons = np.full(MAPS, count // MAPS) + (np.arange(MAPS) < count % MAPS)
-    legends = int(random.integers(1, 3))
-    plan = Plan("L" * legends + "M" * MAPS, SIDE, tuple(map(int, icons)), int(random.integers(4, 9)), ())
-    episode = make_episode(random, plan, seed, "lists", item)
-    asked = (listing(random, episode, kind) for kind in LISTED)
+    legends = int(draw.random.integers(1, 3))
+    plan = Plan("L" * legends + "M" * MAPS, SIDE, tuple(map(int, icons)), int(draw.random.integers(4, 9)), ())
+    episode = draw.episode(plan)
+    asked = (listing(draw.random, episode, kind) for kind in LISTED)
     return replace(episode, questions=tuple(question for question in asked if question is not None))
 
 
-def lists(seed: int, item: int, form: str) -> TaskItem:
+def lists(draw: ItemDraw) -> TaskItem:
     """Return the episode as an item whose legends slide."""
-    code = name("lists", seed, item)
-    shown = from_episode(stream("lists options", seed, item), lists_episode(seed, item), code, form)
-    return replace(shown, questions=tuple(replace(each, multi_hop=each.kind == "lands") for each in shown.questions))
-
-
-def dropped_legend(seed: int, item: int) -> Legend:
-    """Return the older legend of an item: it was in front of the pages before, and has left."""
-    return older_legend(stream("lists older", seed, item), lists_episode(seed, item), SIDE)
+    return draw.item_of(lists_episode(draw.seed, draw.place))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from benchmarks.tasks.building import from_episode, name, stream
-from benchmarks.tasks.episodes import EPISODE_PLANS, make_episode
+from benchmarks.tasks.building import ItemDraw
+from benchmarks.tasks.episodes import EPISODE_PLANS
 from benchmarks.tasks.frame_tasks import action_prediction, action_sequence, object_shuffle, state_change
 from benchmarks.tasks.items import TaskItem
 from benchmarks.tasks.list_tasks import lists
@@ -27,7 +27,7 @@ from emblema.errors import PromptError
 
 @dataclass(frozen=True, slots=True)
 class GeneratedTask:
-    """A generated task: `make(seed, item, form)` draws one item.
+    """A generated task: `make` draws one item.
 
     Attributes:
         form: the data set's form that it mirrors.
@@ -38,7 +38,7 @@ class GeneratedTask:
 
     name: str
     form: str
-    make: Callable[[int, int, str], TaskItem]
+    make: Callable[[ItemDraw], TaskItem]
     familiar: bool = True
     control: bool = False
 
@@ -50,16 +50,12 @@ class GeneratedTask:
         """
         if count < 1 or seed < 0:
             raise PromptError(f"{count} items of seed {seed}: give one item or more, and a seed of 0 or more")
-        return (self.make(seed, place, self.form) for place in range(count))
+        return (self.make(ItemDraw(self.name, seed, place, self.form)) for place in range(count))
 
 
 def _episodes(task: str) -> GeneratedTask:
-    def make(seed: int, item: int, form: str) -> TaskItem:
-        random = stream(task, seed, item)
-        episode = make_episode(random, EPISODE_PLANS[task](random), seed, task, item)
-        return from_episode(random, episode, name(task, seed, item), form)
-
-    return GeneratedTask(task, "emblema", make)
+    plan = EPISODE_PLANS[task]
+    return GeneratedTask(task, "emblema", lambda draw: draw.item_of(draw.episode(plan(draw.random))))
 
 
 TASKS: dict[str, GeneratedTask] = {

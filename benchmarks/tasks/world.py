@@ -8,10 +8,8 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.tasks import tiles
-from benchmarks.tasks.tiles import COLOURS, GLYPHS
 
-COLOUR_NAMES = tuple(COLOURS)
-LANDS = tuple(GLYPHS)
+COLOUR_NAMES, LANDS = tuple(tiles.COLOURS), tiles.LANDS
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 KINDS = ("colour", "land", "legend", "count", "which")
 BLANK = -1

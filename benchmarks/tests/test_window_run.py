@@ -1,37 +1,27 @@
 """The window's experiments and traces on a little of everything, and the page that their figures make."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from benchmarks.blocks import filled
 from benchmarks.figures import read_figures
 from benchmarks.models import model_source
 from benchmarks.table import SampleSize
-from benchmarks.tests.running import benchmarks, refused
+from benchmarks.tests.running import benchmarks
 from benchmarks.window.arms import AUTO, BLIND, FULL, PREFIX, counted_rows
 from benchmarks.window.experiment import Measured, measure
 from benchmarks.window.kamera import SETS, Recall, Reorder, Slide, turnovers_of
 from benchmarks.window.kamera_appendix import ChangedAntecedents, Refresh, Superset
-from benchmarks.window.page import blocks
 from benchmarks.window.trace import TraceSettings, agent_trace, novelty_trace
 from benchmarks.window.trace_run import StepRecord, run_trace, trace_measured
 from emblema.engine.engine import Engine
 from emblema.link.policy.policy import Policy
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
 SHAPE = TraceSettings(steps=8, window=4, look_back=2)
 QUICK = tuple(pages for pages in SETS if len(pages.pages) == 3)
 """Sets of which a few forwards see every ordering; the larger ones are measured by the slow test."""
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine.load("reference") as loaded:
-        yield loaded
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +33,16 @@ def measured(engine: Engine) -> dict[str, Measured]:
 
 def etas(found: Measured, method: str, *groups: str) -> list[float]:
     """The eta of a method in some groups, or in all."""
-    kept = [row.eta for row in found.answers if row.method == method and (not groups or row.group in groups)]
+    own = [row for row in found.rows["answers"] if row["method"] == method]
+    kept = [row["eta"] for row in own if not groups or row["group"] in groups]
     assert len(kept) >= max(1, len(groups))
     return kept
 
 
 def test_what_has_to_hold_holds(measured: dict[str, Measured]) -> None:
-    bars = [bar for found in measured.values() for bar in found.bars]
     assert {name for name, found in measured.items() if found.bars} == {"reorder", "slide", "recall"}
-    assert [bar.name for bar in bars if not bar.holds] == []
-    assert all(bar.count > 0 for bar in bars)
+    bars = [bar for found in measured.values() for bar in found.bars]
+    assert all(bar.count > 0 and bar.holds for bar in bars)
 
 
 def test_patches_answer_where_they_know_what_is_there_and_nowhere_else(measured: dict[str, Measured]) -> None:
@@ -60,7 +50,7 @@ def test_patches_answer_where_they_know_what_is_there_and_nowhere_else(measured:
     assert min(etas(reorder, "exact")) > 0.95
     decided = "K = 3, order decides"
     assert etas(reorder, "orbit", decided)[0] < etas(reorder, "exact", decided)[0]
-    kept = {row.group: row.kl for row in measured["slide"].answers if row.method == BLIND}
+    kept = {row["group"]: row["kl"] for row in measured["slide"].rows["answers"] if row["method"] == BLIND}
     assert kept["the legend asked for leaves"] > 1 and kept["a map leaves"] < 0.05
     assert etas(measured["slide"], "removal patch, rank 64", "the legend asked for leaves")[0] > 0.95
     recall = measured["recall"]
@@ -72,7 +62,7 @@ def test_drift_hurts_where_a_legend_changed(measured: dict[str, Measured]) -> No
     drift, superset, refresh = (measured[name] for name in ("drift", "superset", "refresh"))
     assert min(etas(drift, "stored patch", "none", "a map dropped", "a map duplicated", "a map replaced")) > 0.9
     assert etas(drift, "stored patch", "all replaced")[0] < 0 and min(etas(drift, "exact patch")) > 0.9
-    assert {figure.name for figure in drift.figures} >= {"reused falsely, of the nearer half"}
+    assert {row["name"] for row in drift.rows["figures"]} >= {"reused falsely, of the nearer half"}
     assert min(etas(superset, "rebuilt patch")) > 0.9
     few, many = (etas(superset, "stored patch", f"conflicting superset, d = {count}")[0] for count in (0, 3))
     assert many < 0.9 < few
@@ -84,8 +74,8 @@ def test_orderings_and_turnovers_all_have_their_turn() -> None:
     for pages in SETS:
         orders, tested = pages.orders(0)
         assert len(set(orders)) == len(orders) and len(tested) == pages.asked
-        if len(pages.pages) <= 4:
-            assert {at for turn in range(len(orders)) for at in pages.orders(turn)[1]} == set(range(len(orders)))
+        turns = {at for turn in range(len(orders)) for at in pages.orders(turn)[1]}
+        assert turns == set(range(len(orders))) or len(pages.pages) > 4
     assert {left for index in range(5) for left in turnovers_of(index)} == set(range(6))
 
 
@@ -106,9 +96,11 @@ def test_the_counter_sees_every_row_and_leaves_the_model_as_it_was(engine: Engin
         picture = engine.add(Image.new("RGB", (56, 56), "red"))
         alone = counter.rows
         prefill = engine.prefill([picture, "what land is red ?"], "full")
-        assert (alone, counter.rows) == (picture.tokens, picture.tokens + prefill.prompt.tokens)
+        # Alone it is prefilled after what the chat template begins a prompt with.
+        assert alone == picture.tokens + len(engine.adapter.anchor)
+        assert counter.rows == alone + prefill.prompt.tokens
     engine.prefill("what land is red ?")
-    assert counter.rows == picture.tokens + prefill.prompt.tokens
+    assert counter.rows == alone + prefill.prompt.tokens
 
 
 def test_auto_computes_new_rows_and_those_looked_back_at(engine: Engine) -> None:
@@ -145,14 +137,6 @@ def test_novelty_costs_what_a_full_prefill_costs(engine: Engine) -> None:
     assert bar.holds and all(record.agrees for record in records)
 
 
-def test_the_committed_page_is_what_its_figures_make() -> None:
-    text = (RESULTS / "window.md").read_text(encoding="utf-8")
-    made = blocks(read_figures(RESULTS / "window.json"))
-    assert filled(text, made) == text
-    assert all(f"<!-- {name} -->" in text for name in made)
-    assert text.count("**missed**") == 2
-
-
 def test_a_run_writes_a_page_and_goes_on_from_its_records(tmp_path: Path) -> None:
     asked = ("--steps", "5", "--pictures", "4", "--items", "1", "--seed", "5", "--only", "trace,slide", "--plain")
     done = benchmarks("window", *asked, "--report", str(tmp_path))
@@ -164,15 +148,3 @@ def test_a_run_writes_a_page_and_goes_on_from_its_records(tmp_path: Path) -> Non
     assert benchmarks("window", *asked, "--report", str(tmp_path)).returncode == 0
     # Times too are those of the first run.
     assert read_figures(tmp_path / "window.json") == first
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (("--only", "speed"), "--only 'speed'"),
-        (("--pictures", "40"), "a window of 40 pictures"),
-        (("--pictures", "x"), "numbers"),
-    ],
-)
-def test_wrong_options_are_refused(options: tuple[str, ...], told: str, tmp_path: Path) -> None:
-    assert told in refused("window", "--report", str(tmp_path / "pages"), *options)

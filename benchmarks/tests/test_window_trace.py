@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,93 +24,77 @@ SHAPES = st.builds(
 
 def lands_at(trace: Trace, window: tuple[ShownPicture, ...], place: int) -> dict[str, str]:
     """Icons of the map at a place, each with its land by the legends before it, read from the cells."""
-    meaning: dict[int, int] = {}
-    for shown in window[:place]:
-        page = trace.pages[shown.picture]
-        if isinstance(page, Legend):
-            meaning |= page.lands
-    page = trace.pages[window[place].picture]
-    assert isinstance(page, Map)
-    return {ICON_NAMES[i]: LANDS[meaning[c]] for i, c in page.icon_colours().items() if c in meaning}
+    pages = [trace.pages[shown.picture] for shown in window[: place + 1]]
+    meaning = {colour: land for page in pages if isinstance(page, Legend) for colour, land in page.lands.items()}
+    assert isinstance(pages[-1], Map)
+    return {ICON_NAMES[i]: LANDS[meaning[c]] for i, c in pages[-1].icon_colours().items() if c in meaning}
 
 
-def maps_of(trace: Trace, step: TraceStep) -> list[int]:
-    return [place for place, shown in enumerate(step.window) if isinstance(trace.pages[shown.picture], Map)]
+def named(words: list[str], names: Sequence[str]) -> int:
+    """The place among names of the only one that a question has."""
+    (found,) = (names.index(word) for word in words if word in names)
+    return found
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**31), SHAPES)
-def test_windows_follow_one_another(seed: int, shape: TraceSettings) -> None:
+def test_windows_follow_one_another_and_answers_from_their_pictures(seed: int, shape: TraceSettings) -> None:
     trace = agent_trace(seed, shape)
     before: tuple[ShownPicture, ...] = ()
+    absorbed: dict[int, dict[str, str]] = {}
     seen: set[int] = set()
     for index, step in enumerate(trace.steps):
         assert step.index == index
         assert step.window == (*before, *step.entering)[step.leaving :]
         assert len(step.window) == min(shape.window, len(before) + len(step.entering))
         assert [shown.back for shown in step.entering][-1] is False
+        # What leaves is gone before anything enters, so the window shows what is before each new picture.
         for shown in step.entering:
             gone = shown.picture in seen and all(shown.picture != other.picture for other in before)
             assert gone if shown.back else shown.picture not in seen
             seen.add(shown.picture)
-        icons = [
-            icon for place in maps_of(trace, step) for icon in trace.pages[step.window[place].picture].icon_colours()
-        ]
+            if isinstance(trace.pages[shown.picture], Map):
+                absorbed[shown.picture] = lands_at(trace, step.window, step.window.index(shown))
+        pages = [trace.pages[shown.picture] for shown in step.window]
+        icons = [icon for page in pages if isinstance(page, Map) for icon in page.icon_colours()]
         assert len(icons) == len(set(icons))
+        assert_answer_follows(trace, step, absorbed)
         before = step.window
     assert seen == set(range(len(trace.pages)))
     assert all(page.tile_numbers().shape == (8, 8) for page in trace.pages)
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.integers(0, 2**31), SHAPES)
-def test_every_answer_follows_from_the_pictures(seed: int, shape: TraceSettings) -> None:
-    trace = agent_trace(seed, shape)
-    absorbed: dict[int, dict[str, str]] = {}
-    for step in trace.steps:
-        # What leaves is gone before anything enters, so the window shows what is before each new picture.
-        for shown in step.entering:
-            place = step.window.index(shown)
-            if isinstance(trace.pages[shown.picture], Map):
-                absorbed[shown.picture] = lands_at(trace, step.window, place)
-        asked, words = step.question, step.question.text.split()
-        inside = {}
-        for place in maps_of(trace, step):
+def assert_answer_follows(trace: Trace, step: TraceStep, absorbed: dict[int, dict[str, str]]) -> None:
+    """Hold a step's answer to the window's pictures, or to what a map absorbed when it came in."""
+    pages = [trace.pages[shown.picture] for shown in step.window]
+    asked, words = step.question, step.question.text.split()
+    needed = [pages[place] for place in sorted(asked.needs)]
+    if asked.kind == "land":
+        icon = ICON_NAMES[named(words, ICON_NAMES)]
+        inside: dict[str, str] = {}
+        for place in (place for place, page in enumerate(pages) if isinstance(page, Map)):
             inside |= lands_at(trace, step.window, place)
-        if asked.kind == "land":
-            (icon,) = (word for word in words if word in ICON_NAMES)
-            if asked.where == "gone":
-                (place,) = asked.needs
-                assert icon not in inside and absorbed[step.window[place].picture][icon] == asked.answer
-            else:
-                assert inside[icon] == asked.answer and asked.where == "binding"
-                assert isinstance(trace.pages[step.window[min(asked.needs)].picture], Legend)
-            continue
-        assert asked.where == "one"
-        (page,) = (trace.pages[step.window[place].picture] for place in asked.needs)
-        if asked.kind == "colour":
-            (icon,) = (word for word in words if word in ICON_NAMES)
-            assert isinstance(page, Map)
-            assert COLOUR_NAMES[page.icon_colours()[ICON_NAMES.index(icon)]] == asked.answer
+        if asked.where == "gone":
+            (place,) = asked.needs
+            assert icon not in inside and absorbed[step.window[place].picture][icon] == asked.answer
         else:
-            (colour,) = (word for word in words if word in COLOUR_NAMES)
-            pages = (trace.pages[shown.picture] for shown in step.window)
-            legends = [other for other in pages if isinstance(other, Legend)]
-            told = {
-                LANDS[legend.lands[COLOUR_NAMES.index(colour)]]
-                for legend in legends
-                if COLOUR_NAMES.index(colour) in legend.lands
-            }
-            assert told == {asked.answer}
+            assert inside[icon] == asked.answer and asked.where == "binding" and isinstance(needed[0], Legend)
+        return
+    assert asked.where == "one" and len(needed) == 1
+    if asked.kind == "colour":
+        assert isinstance(needed[0], Map)
+        assert COLOUR_NAMES[needed[0].icon_colours()[named(words, ICON_NAMES)]] == asked.answer
+    else:
+        colour = named(words, COLOUR_NAMES)
+        told = {page.lands[colour] for page in pages if isinstance(page, Legend) and colour in page.lands}
+        assert [LANDS[land] for land in told] == [asked.answer]
 
 
 def test_a_seed_decides_the_trace_and_fewer_steps_are_its_first() -> None:
     long, short = (agent_trace(5, TraceSettings(steps=steps, window=6)) for steps in (40, 15))
-    assert long.steps[:15] == short.steps
-    assert [page.tile_numbers().tolist() for page in short.pages] == [
-        page.tile_numbers().tolist() for page in long.pages[: len(short.pages)]
-    ]
-    assert agent_trace(6, TraceSettings(steps=15, window=6)).steps != short.steps
+    assert long.steps[:15] == short.steps != agent_trace(6, TraceSettings(steps=15, window=6)).steps
+    for own, other in zip(short.pages, long.pages, strict=False):
+        assert own.tile_numbers().tolist() == other.tile_numbers().tolist()
 
 
 @settings(max_examples=10, deadline=None)

@@ -6,16 +6,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from benchmarks.window.trace import Trace, TraceStep
 from emblema.engine.engine import Engine
-from emblema.kv.chunk import Chunk, EncodedChunk
+from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.kv.layout import kv_bytes
 from emblema.models.adapter import Adapter
-from emblema.session.prompt_reader import PromptPart
 from emblema.session.requests import Prefill
 from emblema.store.store import Store
 from emblema.window.parts import PartHandle
@@ -73,35 +72,11 @@ class StepResult:
     back_rows: int = 0
 
 
-class StepMeter:
-    """Time and rows of a step on one engine, from here to its answer and after it."""
-
-    def __init__(self, engine: Engine, counter: RowCounter) -> None:
-        self._engine, self._counter = engine, counter
-        self._rows, self._began = counter.rows, time.perf_counter()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave out what this block costs."""
-        rows, began = self._counter.rows, time.perf_counter()
-        yield
-        self._rows += self._counter.rows - rows
-        self._began += time.perf_counter() - began
-
-    def answered(self, prefill: Prefill) -> StepResult:
-        """Return what the answer took; waits for what the engine does after it."""
-        seconds = time.perf_counter() - self._began
-        self._engine.settle()
-        return StepResult(prefill.logits, seconds, self._counter.rows - self._rows)
-
-
-class TraceArm(Protocol):
-    """Serves one step after another with an engine of its own."""
-
-    engine: Engine
-
-    def serve(self, step: TraceStep) -> StepResult:
-        """Answer a step's question."""
+def answered(engine: Engine, counter: RowCounter, rows: float, began: float, prefill: Prefill) -> StepResult:
+    """Return what an answer took from some rows and a moment on; waits for what the engine does after it."""
+    seconds = time.perf_counter() - began
+    engine.settle()
+    return StepResult(prefill.logits, seconds, counter.rows - rows)
 
 
 class WindowArm:
@@ -114,10 +89,10 @@ class WindowArm:
         self._embeddings: dict[PartHandle, int] = {}
 
     def serve(self, step: TraceStep) -> StepResult:
-        meter = StepMeter(self.engine, self.counter)
+        rows, began = self.counter.rows, time.perf_counter()
         new, back = self._move(step)
         prefill = self.window.prefill(step.question.text)
-        result = meter.answered(prefill)
+        result = answered(self.engine, self.counter, rows, began, prefill)
         new += prefill.prompt.tokens - self.window.tokens
         kept = sum(self._embeddings.get(handle, 0) for handle in self.window.evicted)
         return replace(result, held=self.window.bytes + kept + _stored(self.engine), new_rows=new, back_rows=back)
@@ -153,46 +128,31 @@ class PromptArm:
 
     def __init__(self, engine: Engine, trace: Trace, counter: RowCounter, strategy: str) -> None:
         self.engine, self.trace, self.counter, self.strategy = engine, trace, counter, strategy
-        self._pieces: dict[int, EncodedChunk] = {}
-        self._chunks: dict[int, Chunk] = {}
+        self._pieces: dict[int, Chunk | Clip | EncodedChunk] = {}
+        self._embeddings = 0
 
     def serve(self, step: TraceStep) -> StepResult:
-        meter = StepMeter(self.engine, self.counter)
+        rows, began = self.counter.rows, time.perf_counter()
         for shown in step.entering:
             if shown.picture not in self._pieces:
-                (self._pieces[shown.picture],) = self.engine.encode(self.trace.pages[shown.picture].image())
-        if self.strategy == BLIND:
-            self._prefill_alone(step)
-        else:
-            # Not a cost of this arm: its plan computes every row, and only needs the pieces' names.
-            with meter.paused():
-                self._prefill_alone(step)
-        prefill = self.engine.prefill(self._prompt(step), self.strategy)
-        result = replace(meter.answered(prefill), held=self._held(prefill))
+                (piece,) = self.engine.encode(self.trace.pages[shown.picture].image())
+                self._embeddings += piece.bytes
+                self._pieces[shown.picture] = self.engine.add(piece) if self.strategy == BLIND else piece
+        pictures = [part for each in step.window for part in (each.text, self._pieces[each.picture])]
+        prefill = self.engine.prefill([*pictures, step.question.text], self.strategy)
+        result = answered(self.engine, self.counter, rows, began, prefill)
         if self.strategy == FULL:
             self.engine.forget_prompts()
-        return result
-
-    def _prompt(self, step: TraceStep) -> list[PromptPart]:
-        shown = [part for each in step.window for part in (each.text, self._chunks[each.picture])]
-        return [*shown, step.question.text]
+        return replace(result, held=self._held(prefill))
 
     def _held(self, prefill: Prefill) -> int:
         if self.strategy == BLIND:
             return _stored(self.engine)
-        embeddings = sum(piece.bytes for piece in self._pieces.values())
         # An engine keeps several prompts; the last is what the next step of this trace can begin from.
-        return embeddings + (kv_bytes(prefill.kv) if self.strategy == PREFIX else 0)
-
-    def _prefill_alone(self, step: TraceStep) -> None:
-        for shown in step.window:
-            if shown.picture not in self._chunks:
-                made = self.engine.add(self._pieces[shown.picture])
-                assert isinstance(made, Chunk)
-                self._chunks[shown.picture] = made
+        return self._embeddings + (kv_bytes(prefill.kv) if self.strategy == PREFIX else 0)
 
 
-def arm_of(name: str, engine: Engine, plain: Engine, trace: Trace, counter: RowCounter) -> TraceArm:
+def arm_of(name: str, engine: Engine, plain: Engine, trace: Trace, counter: RowCounter) -> WindowArm | PromptArm:
     """Return an arm by its name, on a store of its own; `plain`: the same model, which forms nothing after answers."""
     own = (engine if name == AUTO else plain).on(Store())
     # What it does after answers waits for `settle`, where it is counted.

@@ -5,7 +5,6 @@ before it. It is put in two settings: `visible`, with all pages still there, and
 gone for the question, so that the answer is only in what the map took from them.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,28 +12,26 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from benchmarks.fidelity.linking import endings
+from benchmarks.fidelity.ablations import MadeRows, position_free
 from benchmarks.tasks.building import phrase, stream
 from benchmarks.tasks.episodes import legend_page, map_page
 from benchmarks.tasks.prompts import SETTINGS
 from benchmarks.tasks.tiles import COLOUR_COUNT, ICON_NAMES, LAND_COUNT
 from benchmarks.tasks.world import BLANK, LANDS, Legend, Map
 from emblema.engine.engine import Engine
-from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import Patch, deficit
 from emblema.kv.rotation import PhaseBook, place, unplace
 from emblema.link.executor import Executor
-from emblema.link.forming import conditioned_table, form_residual
+from emblema.link.forming import conditioned_table
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, Segment, TextPart
 from emblema.link.strategies.base import Knowledge, Strategy, computed
-from emblema.link.taken_rows import LinkJob, Resources
+from emblema.link.taken_rows import LinkJob
 from emblema.models.adapter import Adapter
-from emblema.models.table import KVTable
+from emblema.models.tables import KVTable
 from emblema.session.prompt_reader import PromptPart
-from emblema.store.keys import ArtifactKey
 
 SIDE = 8
 COLOURS = 6
@@ -92,7 +89,7 @@ class WindowItem:
         self._chunks: dict[str, Chunk] = {}
         self._alone: dict[str, Chunk] = {}
         self._canonical: dict[str, Rows] = {}
-        self._sequences: OrderedDict[tuple[str, ...], PageSequence] = OrderedDict()
+        self._sequences: dict[tuple[str, ...], PageSequence] = {}
 
     def chunk(self, name: str) -> Chunk:
         """Return a page as the decoder is fed it, without rows; the encoder runs once for each."""
@@ -146,10 +143,9 @@ class WindowItem:
     def sequence(self, *names: str) -> "PageSequence":
         """Return pages in an order, every row computed in context; the last few sequences are kept."""
         if names not in self._sequences:
+            if len(self._sequences) == KEPT:
+                self._sequences.pop(next(iter(self._sequences)))
             self._sequences[names] = PageSequence(self, names)
-            if len(self._sequences) > KEPT:
-                self._sequences.popitem(last=False)
-        self._sequences.move_to_end(names)
         return self._sequences[names]
 
 
@@ -176,23 +172,31 @@ class PageSequence:
         """Return what the page at a place absorbed from what is before it (Kamera, equation 2)."""
         return difference(self.rows(at), self.item.canonical(self.names[at]))
 
-    def under(self, strategy: Strategy) -> Rows:
-        """Return position-free rows of the last page as a strategy makes them, everything before it exact."""
-        item, (segment, _) = self.item, self.prompt.chunk_segments[-1]
-        adapter, start = item.adapter, segment.start
-        parts = [other.part for other in self._prompt(item.questions[0].tail).segments]
+    @cached_property
+    def _last_taken(self) -> Prompt:
+        """The first question after these pages, the last of which is taken and all others computed."""
+        parts = [other.part for other in self._prompt(self.item.questions[0].tail).segments]
         parts = [replace(part, state=RowState.MISSING) if isinstance(part, ChunkPart) else part for part in parts]
-        parts[-2] = ChunkPart(item.alone(self.names[-1]))
-        prompt = Prompt.of(parts, adapter.axes)
-        artifacts: dict[ArtifactKey, Artifact] = {}
-        plan = strategy.plan(prompt, Knowledge(adapter.fingerprint, adapter.layouts, artifacts.get, lambda key: None))
-        for key in plan.forming:
-            artifacts[key] = form_residual(adapter, key, item.alone(self.names[-1]))
+        parts[-2] = ChunkPart(self.item.alone(self.names[-1]))
+        return Prompt.of(parts, self.item.adapter.axes)
+
+    def made(self, strategy: MadeRows) -> Rows:
+        """Return position-free rows of the last page as a strategy makes them, everything before it exact."""
+        adapter, chunk = self.item.adapter, self.item.alone(self.names[-1])
+        rows = strategy.rows(Executor(adapter), self._last_taken, ())[chunk.id]
+        return tuple(position_free(adapter, replace(chunk, rows=rows)))
+
+    def under(self, strategy: Strategy) -> Rows:
+        """Return position-free rows of the last page as a strategy's plan leaves them, everything before it exact."""
+        item, (segment, _) = self.item, self.prompt.chunk_segments[-1]
+        adapter, start, prompt = item.adapter, segment.start, self._last_taken
+        known = Knowledge(adapter.fingerprint, adapter.layouts, lambda key: None, lambda prompt: None)
+        plan = strategy.plan(prompt, known)
         layers = range(len(adapter.layouts))
         exact = _copied(self.table.read(layer, *segment.rows) for layer in layers)
         self.table.truncate(start)
         try:
-            Executor(adapter).run(LinkJob(plan.after(start), prompt, Resources(artifacts), start), table=self.table)
+            Executor(adapter).run(LinkJob(plan.after(start), prompt, reused_rows=start), table=self.table)
             return read_rows(adapter, self.table, self.prompt, segment)
         finally:
             self.table.truncate(start)
@@ -202,24 +206,15 @@ class PageSequence:
                 self.table.write(layer, slice(*segment.rows), exact[layer])
 
     @cached_property
-    def _asked(self) -> tuple[list[Prompt], list[LinkPlan]]:
-        """Every question in both settings, and the plan that computes its rows after these pages."""
-        layers, start = len(self.item.adapter.layouts), self.prompt.tokens
-        asked = [
-            self._prompt(question.tail, slid=setting == "slid")
-            for setting in SETTINGS
-            for question in self.item.questions
-        ]
-        return asked, [
-            LinkPlan("window", prompt.tokens, layers, tuple(computed(prompt, layers, start, prompt.tokens)))
-            for prompt in asked
-        ]
+    def _asked(self) -> list[Prompt]:
+        """Every question after these pages, in both settings."""
+        settings = ((setting, question) for setting in SETTINGS for question in self.item.questions)
+        return [self._prompt(question.tail, slid=setting == "slid") for setting, question in settings]
 
     @torch.inference_mode()
     def ask(self, given: Mapping[int, Rows] | None = None) -> Logits:
         """Answer every question in both settings, with other position-free rows for the pages at some places."""
-        adapter, table, start = self.item.adapter, self.table, self.prompt.tokens
-        held = []
+        adapter, table, held = self.item.adapter, self.table, []
         for at, rows in (given or {}).items():
             segment, _ = self.prompt.chunk_segments[at]
             slots = slice(*segment.rows)
@@ -227,14 +222,22 @@ class PageSequence:
             for layer, (layout, own) in enumerate(zip(adapter.layouts, rows, strict=True)):
                 held.append((layer, slots, _copied([table.read(layer, *segment.rows)])[0]))
                 table.write(layer, slots, place(own, layout, book, adapter.dtype))
-        asked, plans = self._asked
         try:
-            found = [logits.cpu().numpy() for logits in endings(Executor(adapter), table, asked, plans, start)]
+            found = [self._last_logits(prompt) for prompt in self._asked]
         finally:
             for layer, slots, before in held:
                 table.write(layer, slots, before)
         count = len(self.item.questions)
         return {setting: found[place * count : (place + 1) * count] for place, setting in enumerate(SETTINGS)}
+
+    def _last_logits(self, prompt: Prompt) -> np.ndarray:
+        """Return the last logits [vocab] float32 of a prompt that begins with these pages; the table is as it was."""
+        layers, start = len(self.item.adapter.layouts), self.prompt.tokens
+        plan = LinkPlan("window", prompt.tokens, layers, tuple(computed(prompt, layers, start, prompt.tokens)))
+        job = LinkJob(plan.after(start), prompt, reused_rows=start)
+        logits = Executor(self.item.adapter).run(job, table=self.table).logits.cpu().numpy()
+        self.table.truncate(start)
+        return logits
 
 
 def read_rows(adapter: Adapter, table: KVTable, prompt: Prompt, segment: Segment) -> Rows:

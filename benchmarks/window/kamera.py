@@ -1,7 +1,7 @@
 """The experiments of Kamera's section 5: reorder, slide and recall."""
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -10,8 +10,15 @@ import torch
 
 from benchmarks.table import Bar
 from benchmarks.tasks.prompts import SETTINGS
-from benchmarks.window.answerlog import BLIND, FULL
-from benchmarks.window.experiment import Experiment, answers_of, eta_gap, note_answers, quarter_rank
+from benchmarks.window.experiment import (
+    BLIND,
+    FULL,
+    Experiment,
+    StoredPatch,
+    answers_of,
+    eta_gap,
+    quarter_rank,
+)
 from benchmarks.window.item import SUBJECT, Logits, Rows, WindowItem, added, difference, norm
 from emblema.kv.patch import form_patch
 from emblema.link.forming import EXHAUSTIVE, SAMPLED, mean_deficits
@@ -75,17 +82,14 @@ class Reorder(Experiment):
         deficits: list[Rows] = [item.sequence(*order, SUBJECT).deficits() for order in orders]
         size = norm(deficits[0])
         ratios = [norm(difference(other, deficits[0])) / size for other in deficits[1:]]
-        self.log.value(item.episode, {f"moved, {pages.name}": sum(ratios) / len(ratios)})
+        self.log.value({f"moved, {pages.name}": sum(ratios) / len(ratios)})
         canonical, rank, dtype = item.canonical(SUBJECT), quarter_rank(item), item.adapter.dtype
         for place in tested:
             mean = mean_deficits([own for other, own in enumerate(deficits) if other != place])
             ways = {"transfer": deficits[0 if place else 1], "exact": deficits[place], "orbit": mean}
             patched = {name: added(canonical, form_patch(way, rank, dtype)) for name, way in ways.items()}
             answers = answers_of(item.sequence(*orders[place], SUBJECT), patched)
-            note_answers(self.log, item, pages.name, answers, (0, 1) if pages.agree else (0,))
-
-    def figures(self) -> Mapping[str, float]:
-        return {name: self.log.mean(name) for name in self.log.values}
+            self.log.answers(item, pages.name, answers, (0, 1) if pages.agree else (0,))
 
     def bars(self) -> Iterable[Bar]:
         for pages in self._sets:
@@ -135,7 +139,7 @@ class Slide(Experiment):
     def take(self, item: WindowItem) -> None:
         answers = {page: self._leaving(item, page) for page in dict.fromkeys(case.page for case in EVICTIONS)}
         for case in EVICTIONS:
-            note_answers(self.log, item, case.name, answers[case.page], case.legends)
+            self.log.answers(item, case.name, answers[case.page], case.legends)
 
     def _leaving(self, item: WindowItem, page: str) -> dict[str, Logits]:
         """Answer with rows as they are, and with removal patches; note the removal's shape."""
@@ -143,7 +147,7 @@ class Slide(Experiment):
         before, after = item.sequence(page, *STAY), item.sequence(*STAY)
         written = {at: before.rows(at + 1) for at in places}
         gone = {at: difference(after.rows(at), written[at]) for at in places}
-        self.log.value(item.episode, _shape(page, gone[places[-1]], written[places[-1]]))
+        self.log.value(_shape(page, gone[places[-1]], written[places[-1]]))
         patches = {at: form_patch(rows, REMOVAL_RANK, item.adapter.dtype) for at, rows in gone.items()}
         narrow = {at: patches[at].slice(quarter_rank(item, STAY[at])) for at in places}
         return {
@@ -153,20 +157,19 @@ class Slide(Experiment):
             REMOVED_QUARTER: after.ask({at: added(written[at], narrow[at]) for at in places}),
         }
 
-    def figures(self) -> Mapping[str, float]:
-        return {name: self.log.mean(name) for name in self.log.values}
-
     def bars(self) -> Iterable[Bar]:
         for case in EVICTIONS:
             for setting in SETTINGS:
-                kept = self.log.figures(BLIND, setting, case.name)
-                closed = self.log.figures(REMOVED_QUARTER, setting, case.name)
-                if kept is not None and kept.kl.value <= STATED:
+                count = len(self.log.of(setting, case.name))
+                if not count:
+                    continue
+                kept = self.log.kl(BLIND, setting, case.name)
+                if kept <= STATED:
                     name = f"KL of rows kept as they are, {case.name}, {setting}"
-                    yield Bar(name, kept.kl.value, STATED, False, kept.n)
-                elif closed is not None:
+                    yield Bar(name, kept, STATED, False, count)
+                else:
                     name = f"eta of the removal patch of 25 %, {case.name}, {setting}"
-                    yield Bar(name, closed.eta.value, ENOUGH, True, closed.n)
+                    yield Bar(name, self.log.eta(REMOVED_QUARTER, setting, case.name).value, ENOUGH, True, count)
 
 
 def _shape(page: str, gone: Rows, written: Rows) -> dict[str, float]:
@@ -204,20 +207,16 @@ STALE, FRESH = "stale patch", "fresh patch"
 RECOVERED = 0.95
 
 
-class Recall(Experiment):
+class Recall(StoredPatch):
     """An evicted page comes back to a window that has moved on: its stored patch, or a fresh one."""
 
     name = "recall"
+    stored, rebuilt = STALE, FRESH
+    every, rank = 1, RANK
 
-    def take(self, item: WindowItem) -> None:
-        canonical, dtype = item.canonical(SUBJECT), item.adapter.dtype
-        stale = form_patch(item.sequence(*AT_EVICTION, SUBJECT).deficits(), RANK, dtype)
-        for left in turnovers_of(item.index):
-            sequence = item.sequence(*AT_EVICTION[left:], *COMING[:left], SUBJECT)
-            fresh = form_patch(sequence.deficits(), RANK, dtype)
-            patches = {STALE: stale, FRESH: fresh}
-            answers = answers_of(sequence, {name: added(canonical, patch) for name, patch in patches.items()})
-            note_answers(self.log, item, f"{left / len(AT_EVICTION):g}", answers)
+    def cases(self, index: int) -> Iterable[tuple[str, Sequence[str], Sequence[str]]]:
+        for left in turnovers_of(index):
+            yield f"{left / len(AT_EVICTION):g}", AT_EVICTION, (*AT_EVICTION[left:], *COMING[:left])
 
     def bars(self) -> Iterable[Bar]:
         for setting in SETTINGS:

@@ -1,31 +1,39 @@
 """The experiments of Kamera's appendix D: drift, excess context, and the cheapest refresh."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
 
+from benchmarks.fidelity.ablations import (
+    DeepReprefill,
+    Directions,
+    ShallowReprefill,
+    plus,
+    pooled_directions,
+    projected,
+    slot_widths,
+)
 from benchmarks.fidelity.measure import POOL_SEED
 from benchmarks.tasks.prompts import SETTINGS
-from benchmarks.window.answerlog import BLIND, FULL
 from benchmarks.window.experiment import (
+    BLIND,
     EVERY,
+    FULL,
     Experiment,
+    StoredPatch,
     answers_of,
-    note_answers,
     patch_weight,
-    quarter_rank,
-    slot_widths,
+    patched,
 )
 from benchmarks.window.item import SPARE, SUBJECT, Logits, WindowItem, added, difference
 from emblema.engine.engine import Engine
-from emblema.eval.metrics import MEASURABLE
 from emblema.kv.patch import form_patch
-from emblema.link.forming import Directions, pooled_directions, project
 from emblema.link.policy.fidelity import divergence
-from emblema.link.strategies.reprefill import Reprefill
 
-STORED, REBUILT, EXACT = "stored patch", "rebuilt patch", "exact patch"
+STORED, REBUILT = StoredPatch.stored, StoredPatch.rebuilt
+MEASURABLE = 1e-3
+"""Nats of divergence under blind reuse from which an item counts as having a deficit."""
 BEFORE = ("legend0", "map0", "legend1", "map1")
 CHANGES: dict[str, tuple[str, ...]] = {
     "none": BEFORE,
@@ -42,28 +50,24 @@ SAFE = 0.5
 """Share of an answer's gap that a stored patch has to close for its reuse to count as right."""
 
 
-class ChangedAntecedents(Experiment):
+class ChangedAntecedents(StoredPatch):
     """A stored patch after antecedents that were changed, and what a cheap signal says of it."""
 
     name = "drift"
+    rebuilt = "exact patch"
 
     def __init__(self) -> None:
         super().__init__()
         self._judged: list[tuple[float, bool]] = []
 
-    def take(self, item: WindowItem) -> None:
-        if item.index % EVERY:
-            return
-        canonical, rank, dtype = item.canonical(SUBJECT), quarter_rank(item), item.adapter.dtype
-        stored = added(canonical, form_patch(item.sequence(*BEFORE, SUBJECT).deficits(), rank, dtype))
-        for change, pages in CHANGES.items():
-            sequence = item.sequence(*pages, SUBJECT)
-            exact = added(canonical, form_patch(sequence.deficits(), rank, dtype))
-            answers = answers_of(sequence, {STORED: stored, EXACT: exact})
-            note_answers(self.log, item, change, answers)
-            apart = _cosine(item, pages)
-            self.log.value(item.episode, {f"cosine distance, {change}": apart})
-            self._judged += [(apart, safe) for safe in _safe(answers)]
+    def cases(self, index: int) -> Iterable[tuple[str, Sequence[str], Sequence[str]]]:
+        return ((change, BEFORE, pages) for change, pages in CHANGES.items())
+
+    def note(self, item: WindowItem, group: str, pages: Sequence[str], answers: Mapping[str, Logits]) -> None:
+        super().note(item, group, pages, answers)
+        apart = _cosine(item, pages)
+        self.log.value({f"cosine distance, {group}": apart})
+        self._judged += [(apart, safe) for safe in _safe(answers)]
 
     def figures(self) -> Mapping[str, float]:
         """Return how far the changes move the antecedents' embeddings, and what that is worth as a gate."""
@@ -77,17 +81,17 @@ class ChangedAntecedents(Experiment):
         return {"cosine distance, all replaced": self.log.mean("cosine distance, all replaced"), **gate}
 
 
-def _cosine(item: WindowItem, pages: tuple[str, ...]) -> float:
+def _cosine(item: WindowItem, pages: Sequence[str]) -> float:
     """Return the cosine distance of the mean media embedding of some pages from that of `BEFORE`."""
 
-    def mean(names: tuple[str, ...]) -> torch.Tensor:
+    def mean(names: Sequence[str]) -> torch.Tensor:
         encoded = [item.chunk(name).encoded for name in names]
         return torch.cat([page.embeds[page.visual] for page in encoded]).float().mean(dim=0)
 
     return max(0.0, 1.0 - float(torch.nn.functional.cosine_similarity(mean(BEFORE), mean(pages), dim=0)))
 
 
-def _safe(answers: dict[str, Logits]) -> list[bool]:
+def _safe(answers: Mapping[str, Logits]) -> list[bool]:
     """Return, for every answer that blind reuse moves, whether the stored patch closes enough of its gap."""
     found = []
     for setting in SETTINGS:
@@ -98,35 +102,21 @@ def _safe(answers: dict[str, Logits]) -> list[bool]:
     return found
 
 
-MOST = 3
 PAIR = ("legend0", "legend1")
-MAPS, LEGENDS = ("map0", "map1", "map2"), ("other0", "map0", "other1")
-WAYS = ("position-matched", "true superset", "conflicting superset")
+MAPS, LEGENDS, SPARES = ("map0", "map1", "map2"), ("other0", "map0", "other1"), (SPARE,) * 3
 
 
-class Superset(Experiment):
+class Superset(StoredPatch):
     """A stored patch of two legends when there are 0 to 3 distractors too."""
 
     name = "superset"
 
-    def take(self, item: WindowItem) -> None:
-        if item.index % EVERY:
-            return
-        canonical, rank, dtype = item.canonical(SUBJECT), quarter_rank(item), item.adapter.dtype
-        for way in WAYS:
-            stored = form_patch(item.sequence(*_distracted(way, 0), SUBJECT).deficits(), rank, dtype)
-            for count in range(MOST + 1):
-                sequence = item.sequence(*_distracted(way, count), SUBJECT)
-                patches = {STORED: stored, REBUILT: form_patch(sequence.deficits(), rank, dtype)}
-                answers = answers_of(sequence, {name: added(canonical, patch) for name, patch in patches.items()})
-                note_answers(self.log, item, f"{way}, d = {count}", answers)
-
-
-def _distracted(way: str, count: int) -> tuple[str, ...]:
-    """Return the antecedents with so many distractors."""
-    if way == "position-matched":
-        return (*PAIR, *MAPS[:count], *(SPARE,) * (MOST - count))
-    return (*PAIR, *(MAPS if way == "true superset" else LEGENDS)[:count])
+    def cases(self, index: int) -> Iterable[tuple[str, Sequence[str], Sequence[str]]]:
+        for count in range(len(MAPS) + 1):
+            yield f"position-matched, d = {count}", PAIR + SPARES, PAIR + MAPS[:count] + SPARES[count:]
+        for way, distractors in (("true superset", MAPS), ("conflicting superset", LEGENDS)):
+            for count in range(len(distractors) + 1):
+                yield f"{way}, d = {count}", PAIR, PAIR + distractors[:count]
 
 
 RANK = 32
@@ -156,49 +146,38 @@ class Refresh(Experiment):
     def __init__(self, pooled: int = POOLED) -> None:
         super().__init__()
         self._pooled = pooled
-        self._basis: list[Directions | None] | None = None
-        self._weights: dict[str, float] = {}
+        self._basis: Directions | None = None
 
     def take(self, item: WindowItem) -> None:
         if item.index % EVERY:
             return
         if self._basis is None:
             self._basis = self._shared(item.engine)
-            self._weights = _weights_of(item)
-        canonical, dtype = item.canonical(SUBJECT), item.adapter.dtype
-        stored = added(canonical, form_patch(item.sequence(*SWAPPED[0], SUBJECT).deficits(), RANK, dtype))
+            tokens, slots = item.chunk(SUBJECT).tokens, slot_widths(item.adapter.layouts)
+            # The directions are the model's; only an item's coefficients are its own.
+            weights = {
+                UPDATE: patch_weight(item.adapter, tokens, RANK),
+                BASIS: sum(min(RANK, slot) for slot in slots) / sum(slots),
+            }
+            self.log.value({f"bytes of {way} over the map's KV": own for way, own in weights.items()})
+        canonical, dtype, stored = item.canonical(SUBJECT), item.adapter.dtype, patched(item, SWAPPED[0], RANK)
         for count, pages in enumerate(SWAPPED):
             sequence = item.sequence(*pages, SUBJECT)
-            deficits = sequence.deficits()
             update = form_patch(difference(sequence.rows(), stored), RANK, dtype)
             ways = {
                 STORED: stored,
                 UPDATE: added(stored, update),
-                REBUILT: added(canonical, form_patch(deficits, RANK, dtype)),
-                DEEP: sequence.under(Reprefill(75, deep=True)),
-                SHALLOW: sequence.under(Reprefill(50, deep=False)),
-                BASIS: added(canonical, project(deficits, self._basis, dtype)),
+                REBUILT: patched(item, pages, RANK),
+                DEEP: sequence.made(DeepReprefill(75)),
+                SHALLOW: sequence.under(ShallowReprefill(50)),
+                BASIS: tuple(map(plus, canonical, projected(sequence.deficits(), self._basis, RANK))),
             }
-            note_answers(self.log, item, f"d = {count}", answers_of(sequence, ways))
+            self.log.answers(item, f"d = {count}", answers_of(sequence, ways))
 
-    def _shared(self, engine: Engine) -> list[Directions | None]:
+    def _shared(self, engine: Engine) -> Directions:
         """Return directions pooled over items that are not measured."""
         patches = []
         for index in range(self._pooled):
             deficits = WindowItem(engine, POOL_SEED, index).sequence(*SWAPPED[0], SUBJECT).deficits()
             patches.append(form_patch(deficits, 2 * RANK, engine.adapter.dtype))
-        return pooled_directions(patches, RANK)
-
-    def figures(self) -> Mapping[str, float]:
-        return {f"bytes of {name} over the map's KV": weight for name, weight in self._weights.items()}
-
-
-def _weights_of(item: WindowItem) -> dict[str, float]:
-    """Return the bytes that each way makes, over those of the map's KV."""
-    adapter, tokens = item.adapter, item.chunk(SUBJECT).tokens
-    slots = slot_widths(adapter)
-    return {
-        UPDATE: patch_weight(adapter, tokens, RANK),
-        # The directions are the model's; only an item's coefficients are its own.
-        BASIS: sum(min(RANK, slot) for slot in slots) / sum(slots),
-    }
+        return pooled_directions(patches)

@@ -9,9 +9,11 @@ from benchmarks.figures import read_figures
 from benchmarks.intervals import Interval
 from benchmarks.plots import draw_table
 from benchmarks.report import measured_on
-from benchmarks.table import Plot, Table, cell_text, markdown_table
+from benchmarks.table import Plot, Table, cell_text, grouped, markdown_table
 
 Row = Mapping[str, Any]
+BLIND = "KL, "
+"""What a column of blind reuse begins with."""
 WIDE = 0.3
 """Width from which an interval is shown."""
 GROUPS = {"reorder": "pages", "slide": "what left", "recall": "turnover", "drift": "change", "superset": "antecedents"}
@@ -28,7 +30,7 @@ def write_page(figures: Path, page: Path) -> Path:
     """Write a page's tables and pictures, of the first model, from its figures; returns the page's path."""
     found = read_figures(figures)
     write_blocks(page, "The window, measured", blocks(found))
-    for name, rows in _by_experiment(found["answers"]).items():
+    for name, rows in grouped(found["answers"], "experiment").items():
         if name in DRAWN:
             _draw(name, [row for row in rows if row["model"] == rows[0]["model"]], page.parent)
     return page
@@ -38,80 +40,73 @@ def blocks(found: Mapping[str, Any]) -> dict[str, str]:
     """Return every table in Markdown by its name."""
     made = {"measured": f"Measured on {measured_on(found['environment'])}."}
     if found["bars"]:
-        made["bars"] = pivot(_nearest(found["bars"]), ("bar", "bound"), _bar_key, _model, _bar)
-    for name, rows in _by_experiment(found["answers"]).items():
+        made["bars"] = pivot(_nearest(found["bars"]), ("bar", "bound"), _bar_key, "{model}", _bar)
+    for name, rows in grouped(found["answers"], "experiment").items():
+        named = [{**row, "method": _method(row)} for row in rows]
         if name in GROUPS:
-            made[name] = pivot(rows, (GROUPS[name],), lambda row: (row["group"],), _column, eta)
+            made[name] = pivot(named, (GROUPS[name],), ("{group}",), "{method}, {model}", eta)
         else:
-            made[name] = pivot(rows, ("method",), lambda row: (_method(row),), _group, eta)
-    for name, rows in _by_experiment(found["figures"]).items():
-        made[f"{name} figures"] = pivot(rows, ("figure",), lambda row: (row["name"],), _model, _value)
+            made[name] = pivot(named, ("method",), ("{method}",), "{group}, {model}", eta)
+    for name, rows in grouped(found["figures"], "experiment").items():
+        made[f"{name} figures"] = pivot(rows, ("figure",), ("{name}",), "{model}", lambda row: cell_text(row["value"]))
     if found["trace"]:
-        made["trace"] = pivot(found["trace"], ("trace", "model"), lambda row: (row["trace"], _model(row)), _arm, _costs)
+        made["trace"] = pivot(found["trace"], ("trace", "model"), ("{trace}", "{model}"), "`{arm}`", _costs)
     if found["answered"]:
-        head = ("trace", "the question needs", "steps")
-        made["answered"] = pivot(found["answered"], head, _question, lambda row: f"{_arm(row)}, {_model(row)}", _shares)
+        head, down = ("trace", "the question needs", "steps"), ("{trace}", "{where}", "{steps}")
+        made["answered"] = pivot(found["answered"], head, down, "`{arm}`, {model}", _shares)
     return made
 
 
 def pivot(
     rows: Iterable[Row],
     head: Sequence[str],
-    down: Callable[[Row], tuple[str, ...]],
-    across: Callable[[Row], str],
+    down: Sequence[str] | Callable[[Row], Sequence[str]],
+    across: str | Callable[[Row], str],
     cell: Callable[[Row], str],
 ) -> str:
-    """Return rows as a Markdown table: a line for each value of `down`, a column for each of `across`."""
+    """Return rows as a Markdown table.
+
+    Args:
+        head: of the columns on the left, which are there for each value of `down`.
+        down, across: what a line and a column are of, with a row's figures by name; the model as code.
+    """
     lines: dict[tuple[str, ...], dict[str, str]] = {}
+    columns: dict[str, None] = {}
     for row in rows:
-        lines.setdefault(down(row), {})[across(row)] = cell(row)
-    columns = list(dict.fromkeys(name for line in lines.values() for name in line))
+        figures = {**row, "model": f"`{row.get('model')}`"}
+        key = down(row) if callable(down) else [part.format_map(figures) for part in down]
+        column = across(row) if callable(across) else across.format_map(figures)
+        columns[column] = None
+        lines.setdefault(tuple(key), {})[column] = cell(row)
     cells = [(*key, *(line.get(name, "") for name in columns)) for key, line in lines.items()]
     return markdown_table((*head, *columns), cells, range(len(head)))
 
 
 def eta(row: Row) -> str:
     """Return a row's eta, with its interval where that is wide; blind reuse's divergence, as its eta is 0."""
-    if row["method"] == "blind":
+    if row["method"].startswith(BLIND):
         return cell_text(row["kl"])
     wide = row["high"] - row["low"] >= WIDE
     return cell_text(Interval(row["eta"], row["low"], row["high"]) if wide else row["eta"])
 
 
-def _model(row: Row) -> str:
-    return f"`{row['model']}`"
-
-
-def _group(row: Row) -> str:
-    return f"{row['group']}, {_model(row)}"
-
-
-def _value(row: Row) -> str:
-    return cell_text(row["value"])
-
-
 def _method(row: Row) -> str:
     kept = "rows as they are" if row["experiment"] == "slide" else "blind reuse"
-    return f"KL, {kept}" if row["method"] == "blind" else str(row["method"])
-
-
-def _column(row: Row) -> str:
-    return f"{_method(row)}, {_model(row)}"
+    return f"{BLIND}{kept}" if row["method"] == "blind" else str(row["method"])
 
 
 def _nearest(bars: Iterable[Row]) -> list[Row]:
     """Return of a model's bars of one kind the one that is nearest to its bound, or furthest beyond it."""
+
+    def margin(row: Row) -> float:
+        found = float("-inf") if row["value"] is None else row["value"] - row["bound"]
+        return float(found if row["least"] else -found)
+
     found: dict[tuple[str, ...], Row] = {}
     for row in bars:
         key = (row["model"], *_bar_key(row))
-        found[key] = min(found.get(key, row), row, key=_margin)
+        found[key] = min(found.get(key, row), row, key=margin)
     return list(found.values())
-
-
-def _margin(row: Row) -> float:
-    """Return how far a bar's value is from its bound."""
-    found = float("-inf") if row["value"] is None else row["value"] - row["bound"]
-    return float(found if row["least"] else -found)
 
 
 def _bar_key(row: Row) -> tuple[str, ...]:
@@ -122,27 +117,12 @@ def _bar(row: Row) -> str:
     return cell_text(row["value"]) + ("" if row["holds"] else " **missed**")
 
 
-def _question(row: Row) -> tuple[str, ...]:
-    return row["trace"], row["where"], str(row["steps"])
-
-
-def _arm(row: Row) -> str:
-    return f"`{row['arm']}`"
-
-
 def _costs(row: Row) -> str:
     return f"{cell_text(row['over'])}, {cell_text(row['ttft'])} ms, {cell_text(row['held'])} MB"
 
 
 def _shares(row: Row) -> str:
     return f"{row['agreement']:.3f}, {row['accuracy']:.3f}"
-
-
-def _by_experiment(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row["experiment"], []).append(row)
-    return found
 
 
 def _draw(name: str, rows: Sequence[Row], folder: Path) -> None:
@@ -152,7 +132,7 @@ def _draw(name: str, rows: Sequence[Row], folder: Path) -> None:
     cells = tuple(
         (
             row["group"] if bars else float(row["group"]),
-            _method(row).removeprefix("KL, "),
+            _method(row).removeprefix(BLIND),
             row["kl"] if shown == "KL" else Interval(row["eta"], row["low"], row["high"]),
         )
         for row in rows

@@ -10,13 +10,13 @@ from rich.console import Console
 from benchmarks.figures import rounded, write_figures
 from benchmarks.recordfile import RecordFile, digest
 from benchmarks.report import labels_of
-from benchmarks.table import Bar, SampleSize, show_bars
+from benchmarks.table import SampleSize, show_bars
 from benchmarks.window.experiment import Experiment, Measured, measure
 from benchmarks.window.kamera import Recall, Reorder, Slide
 from benchmarks.window.kamera_appendix import ChangedAntecedents, Refresh, Superset
 from benchmarks.window.page import write_page
 from benchmarks.window.trace import Trace, TraceSettings, agent_trace, novelty_trace
-from benchmarks.window.trace_run import TraceMeasured, run_trace, trace_measured
+from benchmarks.window.trace_run import run_trace, trace_measured
 from emblema.engine.engine import Engine
 from emblema.eval.progress import steps
 
@@ -47,11 +47,6 @@ class WindowOptions:
     parts: tuple[str, ...] = PARTS
 
     @property
-    def reported(self) -> dict[str, Any]:
-        """The options as they are reported."""
-        return {"items": self.size.items, "seed": self.size.seed, "steps": self.steps, "windows": self.windows}
-
-    @property
     def traces(self) -> list[Trace]:
         """The agent's traces, and that of sustained novelty in the first one's window."""
         if "trace" not in self.parts:
@@ -67,7 +62,7 @@ class PartRecord:
 
     key: str
     model: str
-    found: Measured | TraceMeasured
+    found: Measured
 
 
 def run_window(
@@ -93,10 +88,10 @@ def run_window(
 
 def _jobs(
     engine: Engine, label: str, options: WindowOptions, screen: Console
-) -> list[tuple[str, Callable[[], Measured | TraceMeasured]]]:
+) -> list[tuple[str, Callable[[], Measured]]]:
     """Return every part of a run on a model: its key, and what measures it."""
 
-    def traced(trace: Trace) -> TraceMeasured:
+    def traced(trace: Trace) -> Measured:
         with steps(screen, f"{label}, {trace.name} trace", len(trace.steps)) as advance:
             return trace_measured(label, trace, run_trace(engine, trace, advance))
 
@@ -115,18 +110,12 @@ def _jobs(
 
 def as_figures(options: WindowOptions, parts: list[PartRecord]) -> dict[str, Any]:
     """Return what was measured as rows of plain data."""
-    tables = [part.found for part in parts if isinstance(part.found, Measured)]
-    traces = [part.found for part in parts if isinstance(part.found, TraceMeasured)]
-    rows = {
-        "bars": [{"model": part.model, **_bar(bar)} for part in parts for bar in part.found.bars],
-        "answers": [asdict(row) for found in tables for row in found.answers],
-        "figures": [asdict(row) for found in tables for row in found.figures],
-        "trace": [asdict(row) for found in traces for row in found.arms],
-        "answered": [asdict(row) for found in traces for row in found.answers],
+    shown = ("name", "value", "bound", "least", "count", "holds")
+    bars = [(part.model, bar) for part in parts for bar in part.found.bars]
+    rows: dict[str, list[Any]] = {
+        "bars": [{"model": model, **{name: getattr(bar, name) for name in shown}} for model, bar in bars]
     }
-    return {"asked": options.reported, **rounded(rows)}
-
-
-def _bar(bar: Bar) -> dict[str, Any]:
-    kept = {name: getattr(bar, name) for name in ("name", "value", "bound", "least", "count")}
-    return {**kept, "holds": bar.holds}
+    for name in ("answers", "figures", "trace", "answered"):
+        rows[name] = [row for part in parts for row in part.found.rows.get(name, [])]
+    size = asdict(options.size)
+    return {"asked": {**size, "steps": options.steps, "windows": options.windows}, **rounded(rows)}

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from benchmarks.tasks.building import SENTENCES, phrase, stream
+from benchmarks.tasks.building import phrase, plain_sentences, stream
 from benchmarks.tasks.episodes import facts, legend_page, map_page
 from benchmarks.tasks.tiles import COLOUR_COUNT, ICON_NAMES, LAND_COUNT
 from benchmarks.tasks.world import LANDS, Episode, Legend, Map
@@ -61,26 +61,12 @@ class TraceSettings:
     side: int = SIDE
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise PromptError(f"{self.steps} steps: give one or more")
         if not LEAST_WINDOW <= self.window <= MOST_WINDOW:
             raise PromptError(f"a window of {self.window} pictures: give {LEAST_WINDOW} to {MOST_WINDOW}")
-        if self.legend is not None and not 2 <= self.legend <= self.window // 2:
-            raise PromptError(f"a legend every {self.legend} screens: give 2 to {self.window // 2}, half a window")
-        if self.look_back < 2 or not 2 <= self.listed <= COLOUR_COUNT or not 0 <= self.gone <= 1:
-            raise PromptError(
-                f"look-backs every 2 steps or more, 2 to {COLOUR_COUNT} colours in a legend, and a share from 0 to 1: "
-                f"not {self.look_back}, {self.listed} and {self.gone}"
-            )
-        if self.side < LEAST_SIDE or self.resets is not None and self.resets < 2:
-            raise PromptError(
-                f"pages of {self.side} cells a side, resets every {self.resets} steps: give {LEAST_SIDE} cells or "
-                "more, and 2 steps or more"
-            )
-
-    @property
-    def legend_every(self) -> int:
-        return self.window // 2 if self.legend is None else self.legend
+        least = {"steps": 1, "look_back": 2, "legend": 2, "listed": 2, "resets": 2, "side": LEAST_SIDE}
+        for name, low in least.items():
+            if (given := getattr(self, name)) is not None and given < low:
+                raise PromptError(f"a trace with {name} {given}: give {low} or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,26 +124,21 @@ class Trace:
         return next((step.index for step in self.steps if step.leaving), len(self.steps))
 
 
-@dataclass
 class _TraceAuthor:
     """What the trace's author knows while it draws: pages so far, who is in the window, what a map absorbed."""
 
-    settings: TraceSettings
-    random: np.random.Generator
-    pages: list[Legend | Map] = field(default_factory=list)
-    window: deque[ShownPicture] = field(default_factory=deque)
-    left: list[int] = field(default_factory=list)
-    meaning: dict[int, int] = field(default_factory=dict)
-    turn: list[int] = field(default_factory=list)
-    absorbed: dict[int, dict[str, str]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.meaning = {colour: int(self.random.integers(LAND_COUNT)) for colour in range(COLOUR_COUNT)}
-        self.turn = [int(colour) for colour in self.random.permutation(COLOUR_COUNT)]
+    def __init__(self, settings: TraceSettings, random: np.random.Generator) -> None:
+        self.settings, self.random = settings, random
+        self.pages: list[Legend | Map] = []
+        self.window: deque[ShownPicture] = deque()
+        self.left: list[int] = []
+        self.absorbed: dict[int, dict[str, str]] = {}
+        self.meaning = {colour: int(random.integers(LAND_COUNT)) for colour in range(COLOUR_COUNT)}
+        self.turn = [int(colour) for colour in random.permutation(COLOUR_COUNT)]
 
     def draw(self) -> int:
         """Draw a new page and return its number."""
-        if len(self.pages) % self.settings.legend_every == 0:
+        if len(self.pages) % (self.settings.legend or self.settings.window // 2) == 0:
             listed, self.turn = self.turn[: self.settings.listed], self.turn[self.settings.listed :]
             if len(self.turn) < self.settings.listed:
                 self.turn += [
@@ -168,7 +149,7 @@ class _TraceAuthor:
             lands = {colour: self.meaning[colour] for colour in listed}
             page: Legend | Map = legend_page(self.random, self.settings.side, lands)
         else:
-            known = sorted(self.known(tuple(self.window)))
+            known = sorted(self.known())
             page = map_page(self.random, self.settings.side, known or list(range(COLOUR_COUNT)), self.icons())
         self.pages.append(page)
         return len(self.pages) - 1
@@ -185,10 +166,10 @@ class _TraceAuthor:
         maps = (self.pages[shown.picture] for shown in self.window)
         return {icon for page in maps if isinstance(page, Map) for icon in page.icon_colours()}
 
-    def known(self, window: tuple[ShownPicture, ...]) -> dict[int, int]:
-        """Return colour -> land by the legends of a window, the last one counting."""
+    def known(self) -> dict[int, int]:
+        """Return colour -> land by the legends of the window, the last one counting."""
         found: dict[int, int] = {}
-        for shown in window:
+        for shown in self.window:
             page = self.pages[shown.picture]
             if isinstance(page, Legend):
                 found |= page.lands
@@ -204,24 +185,16 @@ class _TraceAuthor:
                 return picture
         return None
 
-    def leave(self, entering: int) -> int:
-        """Make room for so many pictures; return how many left."""
-        leaving = max(0, len(self.window) + entering - self.settings.window)
-        self.left += [self.window.popleft().picture for _ in range(leaving)]
-        return leaving
-
-    def empty(self) -> int:
-        """Let all pictures leave; return how many left."""
-        leaving = len(self.window)
-        self.left += [shown.picture for shown in self.window]
-        self.window.clear()
-        return leaving
+    def leave(self, count: int) -> int:
+        """Let the oldest pictures leave; return how many."""
+        self.left += [self.window.popleft().picture for _ in range(count)]
+        return count
 
     def enter(self, shown: ShownPicture) -> None:
         """Put a picture into the window, which has room."""
         page = self.pages[shown.picture]
         if isinstance(page, Map):
-            known = self.known(tuple(self.window))
+            known = self.known()
             self.absorbed[shown.picture] = {
                 ICON_NAMES[icon]: LANDS[known[colour]]
                 for icon, colour in page.icon_colours().items()
@@ -231,13 +204,10 @@ class _TraceAuthor:
 
     def ask(self, preferred: int | None) -> TraceQuestion:
         """Return a question about the window; about the page `preferred` where it has one."""
-        window = tuple(self.window)
-        found = facts(Episode(0, tuple(self.pages[shown.picture] for shown in window), ()))
-        if self.random.random() < self.settings.gone:
-            lost = self._gone(window, found["land"])
-            if lost is not None:
-                return lost
-        place = next((place for place, shown in enumerate(window) if shown.picture == preferred), None)
+        found = facts(Episode(0, tuple(self.pages[shown.picture] for shown in self.window), ()))
+        if self.random.random() < self.settings.gone and (lost := self._gone(found["land"])) is not None:
+            return lost
+        place = next((place for place, shown in enumerate(self.window) if shown.picture == preferred), None)
         for wanted in dict.fromkeys((place, None)):
             for kind in self.random.permutation(KINDS):
                 question = self._question(str(kind), found[kind], wanted)
@@ -256,11 +226,11 @@ class _TraceAuthor:
         where: Where = "binding" if len(needs) > 1 else "one"
         return TraceQuestion(kind, phrase(self.random, kind, subject), answer, where, needs)
 
-    def _gone(self, window: tuple[ShownPicture, ...], known: Mapping[str, object]) -> TraceQuestion | None:
+    def _gone(self, known: Mapping[str, object]) -> TraceQuestion | None:
         """Return a question about a land that a map absorbed from a legend that has left, if no other gives it."""
         lost = [
             (icon, land, place)
-            for place, shown in enumerate(window)
+            for place, shown in enumerate(self.window)
             for icon, land in self.absorbed.get(shown.picture, {}).items()
             if icon not in known
         ]
@@ -283,10 +253,11 @@ def _steps(author: _TraceAuthor) -> Iterator[TraceStep]:
     for index in range(author.settings.steps):
         resets = author.settings.resets
         restart = resets is not None and bool(author.window) and random.random() < 1 / resets
-        leaving = author.empty() if restart else 0
+        leaving = author.leave(len(author.window) if restart else 0)
         looks = bool(author.left) and random.random() < 1 / author.settings.look_back
         found = author.back() if looks else None
-        leaving += author.leave(1 if found is None else 2)
+        count = len(author.window) + (1 if found is None else 2)
+        leaving += author.leave(max(0, count - author.settings.window))
         entering = []
         if found is not None:
             entering.append(ShownPicture(index, _line(random), found, back=True))
@@ -298,7 +269,8 @@ def _steps(author: _TraceAuthor) -> Iterator[TraceStep]:
 
 
 def _line(random: np.random.Generator) -> str:
-    return SENTENCES[int(random.integers(len(SENTENCES)))]
+    lines = plain_sentences()
+    return lines[int(random.integers(len(lines)))]
 
 
 def novelty_trace(seed: int, settings: TraceSettings | None = None) -> Trace:

@@ -8,9 +8,10 @@ import numpy as np
 
 from benchmarks.table import Bar
 from benchmarks.window.arms import ARMS, AUTO, FULL, PREFIX, arm_of, counted_rows
+from benchmarks.window.experiment import Measured, Row
 from benchmarks.window.trace import Trace, Where
 from emblema.engine.engine import Engine
-from emblema.link.policy.fidelity import Sample, first_token
+from emblema.link.policy.fidelity import compare, first_token
 from emblema.link.policy.policy import Policy
 
 AGREEMENT, ROWS, NOVEL = 0.99, 1.25, 1.05
@@ -41,47 +42,6 @@ class StepRecord:
     held: int
     agrees: bool
     right: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TraceFigures:
-    """What an arm came to over a trace.
-
-    Attributes:
-        trace: its name and pictures in the window.
-        over: rows over the new rows, or over full prefill's where all is new, of the steps of a full window.
-        ttft: median milliseconds to the answer's logits.
-        held: most megabytes kept from a step to the next.
-    """
-
-    model: str
-    trace: str
-    arm: str
-    over: float
-    ttft: float
-    held: float
-
-
-@dataclass(frozen=True, slots=True)
-class TraceAnswers:
-    """An arm's answers by what the question needs; those of prefix caching are full prefill's."""
-
-    model: str
-    trace: str
-    where: str
-    arm: str
-    steps: int
-    agreement: float
-    accuracy: float
-
-
-@dataclass(frozen=True, slots=True)
-class TraceMeasured:
-    """What one trace came to on one model."""
-
-    arms: tuple[TraceFigures, ...]
-    answers: tuple[TraceAnswers, ...]
-    bars: tuple[Bar, ...]
 
 
 def run_trace(
@@ -121,7 +81,7 @@ def run_trace(
                     rows=own.rows,
                     seconds=own.seconds,
                     held=own.held,
-                    agrees=Sample.of(full.logits, own.logits).agrees,
+                    agrees=compare(full.logits, own.logits).agrees,
                     right=first_token(own.logits) == right,
                 )
                 for name, own in results.items()
@@ -130,43 +90,48 @@ def run_trace(
     return tuple(records)
 
 
-def trace_measured(model: str, trace: Trace, records: Sequence[StepRecord]) -> TraceMeasured:
+def trace_measured(model: str, trace: Trace, records: Sequence[StepRecord]) -> Measured:
     """Return what the records of a trace come to, with its bars."""
     agent = trace.name == "agent"
     label = f"{trace.name}, {trace.settings.window}"
     kept = [record for record in records if record.warm or not agent]
     by_arm = {name: [record for record in kept if record.arm == name] for name in ARMS[trace.name]}
     if not kept:
-        return TraceMeasured((), (), ())
+        return Measured({}, ())
     needed = sum(record.new_rows if agent else record.rows for record in by_arm[FULL])
-    arms = tuple(_figures(model, label, name, own, needed) for name, own in by_arm.items())
-    over, steps = arms[ARMS[trace.name].index(AUTO)].over, len(by_arm[AUTO])
+    over, about = {name: sum(record.rows for record in own) / needed for name, own in by_arm.items()}, (model, label)
+    rows: dict[str, list[Row]] = {"trace": [_costs(*about, name, own, over[name]) for name, own in by_arm.items()]}
+    steps = len(by_arm[AUTO])
     if not agent:
-        bar = Bar(f"rows of auto over full prefill's, {label}", over, NOVEL, False, steps)
-        return TraceMeasured(arms, (), (bar,))
+        bar = Bar(f"rows of auto over full prefill's, {label}", over[AUTO], NOVEL, False, steps)
+        return Measured(rows, (bar,))
+    rows["answered"] = [
+        _answered(*about, words, arm, own)
+        for where, words in WHERES.items()
+        for arm, records in by_arm.items()
+        if arm != PREFIX and (own := [record for record in records if record.where == where])
+    ]
     inside = [record.agrees for record in by_arm[AUTO] if record.where != "gone"]
     agreed = sum(inside) / len(inside) if inside else None
     bars = (
         Bar(f"agreement of auto with full prefill, {label}", agreed, AGREEMENT, True, len(inside)),
-        Bar(f"rows of auto over new rows, {label}", over, ROWS, False, steps),
+        Bar(f"rows of auto over new rows, {label}", over[AUTO], ROWS, False, steps),
     )
-    return TraceMeasured(arms, tuple(_answers(model, label, by_arm)), bars)
+    return Measured(rows, bars)
 
 
-def _figures(model: str, label: str, arm: str, records: Sequence[StepRecord], needed: float) -> TraceFigures:
-    rows = sum(record.rows for record in records)
+def _costs(model: str, trace: str, arm: str, records: Sequence[StepRecord], over: float) -> Row:
+    """Return an arm's rows over those needed, median milliseconds to the logits, and most megabytes kept."""
     ttft = float(np.median([record.seconds * 1e3 for record in records]))
     held = max(record.held for record in records) / 1e6
-    return TraceFigures(model, label, arm, rows / needed, ttft, held)
+    return {"model": model, "trace": trace, "arm": arm, "over": over, "ttft": ttft, "held": held}
 
 
-def _answers(model: str, label: str, by_arm: dict[str, list[StepRecord]]) -> list[TraceAnswers]:
-    found = []
-    for where, words in WHERES.items():
-        for arm, records in by_arm.items():
-            own = [record for record in records if record.where == where]
-            if own and arm != PREFIX:
-                agreement = sum(record.agrees for record in own) / len(own)
-                accuracy = sum(record.right for record in own) / len(own)
-                found.append(TraceAnswers(model, label, words, arm, len(own), agreement, accuracy))
-    return found
+def _answered(model: str, trace: str, where: str, arm: str, records: Sequence[StepRecord]) -> Row:
+    """Return how many of an arm's answers are full prefill's, and how many are right."""
+    count = len(records)
+    shares = {
+        "agreement": sum(record.agrees for record in records) / count,
+        "accuracy": sum(record.right for record in records) / count,
+    }
+    return {"model": model, "trace": trace, "where": where, "arm": arm, "steps": count, **shares}

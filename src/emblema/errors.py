@@ -18,7 +18,11 @@ class UnsupportedModelError(ModelError):
 
 
 class PromptError(EmblemaError):
-    """A prompt is empty, malformed, or longer than the model's context."""
+    """A prompt is empty, malformed, or cannot be rendered."""
+
+
+class ContextLengthError(PromptError):
+    """A prompt, with the reply that is asked for, is longer than the model's context, or has more text than may be."""
 
 
 class WindowError(EmblemaError):

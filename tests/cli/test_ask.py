@@ -22,17 +22,29 @@ def test_ask_streams_an_answer_and_then_what_it_cost(run: Command) -> None:
     assert done.stdout.strip() == asked["answer"]
     assert "tokens of prompt" in done.stderr
     assert "taken and patched" in done.stderr
-    slid = run("ask", *pictures, asked["text"], "--model", MODEL, "--slide", "1", "--strategy", "full")
-    assert slid.stdout.strip() == asked["answer"]
+    slid = run("ask", *pictures[1::2], asked["text"], "--model", MODEL, "--slide", "1", "--strategy", "full")
+    assert slid.stdout.strip() == asked["answer"], "pictures are arguments too"
+
+
+def test_what_the_model_does_not_know_is_said(run: Command) -> None:
+    done = run("ask", "--image", str(DEMO / "map-01.png"), "quux ?", "--model", "reference", "--plain")
+    assert done.returncode == 0 and not done.stdout.strip()
+    assert "1 of 1 words are unknown to this model: quux; the answer is empty" in done.stderr
+    assert "794 words" in " ".join(run("ask", "--help").stdout.split())
 
 
 def test_ask_takes_videos_and_documents(run: Command, tmp_path: Path) -> None:
     page = Image.open(DEMO / "map-01.png").convert("RGB")
     page.save(tmp_path / "pages.pdf")
-    media = ["--video", str(DEMO / "clip.mp4"), "--pdf", str(tmp_path / "pages.pdf")]
-    done = run("ask", *media, "what colour is under the tent ?", "--model", MODEL, "--fps", "1")
+    clip, pages = str(DEMO / "clip.mp4"), str(tmp_path / "pages.pdf")
+    rest = ("what colour is under the tent ?", "--model", MODEL, "--fps", "1")
+    done = run("ask", "--video", clip, "--pdf", pages, *rest)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+    again = run("ask", clip, pages, *rest)
+    assert again.stdout == done.stdout
+    said = [one.stderr.partition("first token")[0] for one in (done, again)]
+    assert said[0] == said[1] and "tokens of prompt" in said[0]
 
 
 def test_a_question_asked_twice_is_linked_the_second_time(run: Command, tmp_path: Path) -> None:
@@ -44,4 +56,4 @@ def test_a_question_asked_twice_is_linked_the_second_time(run: Command, tmp_path
     first, second = run(*asked), run(*asked)
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     assert first.stdout == second.stdout
-    assert "auto:full" in first.stderr and "auto:patch" in second.stderr
+    assert "auto:leading+full" in first.stderr and "auto:leading+patch" in second.stderr

@@ -37,6 +37,6 @@ def test_check_writes_its_report_and_plot(run: Command, tmp_path: Path) -> None:
     kept = ["--store", str(tmp_path / "kept")]
     assert run("check", MODEL, *options, *own, "--question", "what colour is red ?", *kept).returncode == 0
     told = json.loads(run("policy", *kept, "--json").stdout)
-    assert {(one["kind"], one["lane"]) for one in told} == {("image", lane) for lane in ("bare", "patch", "query")}
+    assert {(one["kind"], one["lane"]) for one in told} == {("image", lane) for lane in ("patch", "query")}
     shown = run("policy", *kept, "--plain").stdout
     assert all(one["plateau"] is None or f"rank {one['plateau']}" in shown for one in told)

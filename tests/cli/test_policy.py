@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from emblema import Engine, Store
-from emblema.session.fidelity_logs import FILE
+from emblema.store.catalogue import FILE
 from tests.cli.running import emblema, refused
 
 
@@ -18,9 +18,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         engine = Engine.load("reference", store=store, salt=b"alice")
         for _ in range(5):
             engine.policy_runtime.record("image", "patch", 0.25, False)
-        engine.policy_runtime.record("page", "orbit", 0.001, True)
+        engine.policy_runtime.record("page", "query", 0.001, True)
         engine.policy_runtime.set_plateau(24)
-        engine.on(store.tenant(b"bob")).policy_runtime.record("text", "bare", 0.0, True)
+        engine.on(store.tenant(b"bob")).policy_runtime.record("text", "patch", 0.0, True)
         return folder, engine.store.owner
 
 
@@ -30,11 +30,11 @@ def test_it_says_what_auto_trusts(measured: tuple[Path, str]) -> None:
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert any({"image", "patch", "no"} <= set(line) for line in lines), done.stdout
-    assert any({"page", "orbit", "yes"} <= set(line) for line in lines), done.stdout
+    assert any({"page", "query", "yes"} <= set(line) for line in lines), done.stdout
     told = json.loads(emblema("policy", "--store", str(folder), "--json", "--owner", owner[:6]).stdout)
     assert [(one["kind"], one["lane"], one["open"]) for one in told] == [
         ("image", "patch", False),
-        ("page", "orbit", True),
+        ("page", "query", True),
     ]
     assert told[0]["kl"] == 0.25 and told[0]["agreement"] == 0 and told[0]["samples"] == 5
     assert {one["owner"] for one in told} == {owner} and {one["plateau"] for one in told} == {24}

@@ -27,6 +27,8 @@ def test_an_unknown_strategy_or_a_knob_out_of_range_is_one_line() -> None:
 
 def test_other_bad_input_is_one_line(tmp_path: Path) -> None:
     assert "empty" in refused("ask", "  ")
+    assert "it comes last" in refused("ask", "what ?", str(DEMO / "map-01.png"))
+    assert "no file 'nowhere.png'" in refused("ask", "nowhere.png", "what ?")
     assert "--slide 1" in refused("ask", "--slide", "1", "what ?")
     assert "two or more" in refused("check", MODEL, "--image", str(DEMO / "map-01.png"))
     assert "--ranks" in refused("check", MODEL, "--ranks", "4,x")

@@ -3,6 +3,7 @@
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from accelerate import dispatch_model
 
@@ -12,7 +13,7 @@ from emblema.models.structure import decoder_layers, find_decoder
 from tests.device.twins import Twins
 from tests.families import CASES
 
-HOMES = ("cpu", "device")
+HOMES = ("device", pytest.param("cpu", marks=pytest.mark.nightly))
 """Where embeddings and the first layers are; the other layers, the norm and the rotary table are on the other one."""
 
 

@@ -91,10 +91,10 @@ def test_a_window_slides(name: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_streams(method: str) -> None:
-    settings: dict[str, Any] = {"window": 3, "block": 4, "first": 6, "budget": 6, "template": False}
+    settings: dict[str, Any] = {"window": 3, "block": 4, "budget": 6, "template": False}
     found = []
     for engine in twins("qwen2_5_vl"):
-        with engine.stream(method, positions="packed" if method != "full" else "native", **settings) as stream:
+        with engine.stream(method, positions="packed", **settings) as stream:
             stream.push([pictures("qwen2_5_vl", 2, seed)[0] for seed in range(22)])
             reply = stream.ask(QUESTION, max_new_tokens=4)
             found.append((reply.token_ids, [moment.frame for moment in reply.moments]))
@@ -103,7 +103,7 @@ def test_streams(method: str) -> None:
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "kimi_k25"])
 def test_chunks_of_a_stream(name: str) -> None:
-    settings: dict[str, Any] = {"window": 3, "block": 4, "first": 6, "budget": 6, "template": False}
+    settings: dict[str, Any] = {"window": 3, "block": 4, "budget": 6, "template": False}
     found = []
     for engine in twins(name):
         with engine.stream(**settings) as stream:

@@ -1,13 +1,13 @@
 """A record of what lies on a device is made by copies on a stream of their own, which are waited for once."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
 from emblema.kv.device import default_device
-from emblema.kv.host_copies import HostCopier
+from emblema.kv.device_copies import HostCopier
 from emblema.store.codec import make_record
 from emblema.store.record import RecordHeader
 
@@ -21,12 +21,18 @@ class SideStream:
     def follow(self) -> None:
         self.calls.append("follow")
 
-    def copy(self, source: Tensor) -> Tensor:
-        self.calls.append("copy")
-        return source.cpu()
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype)
 
-    def mark(self) -> Callable[[], None]:
-        return lambda: self.calls.append("wait")
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        self.calls.append("copy")
+        target.copy_(source)
+
+    def mark(self) -> "SideStream":
+        return self
+
+    def wait(self) -> None:
+        self.calls.append("wait")
 
 
 def test_a_record_waits_once_for_all_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -11,8 +12,12 @@ from emblema import Engine
 from emblema.kv.device import default_device
 from tests.families import CASES, picture, words
 
-FAMILIES = ("qwen2_5_vl", "qwen3_vl", "gemma3", "kimi_k25")
-"""M-RoPE, features added at several layers, windows with rows that see each other, latents."""
+FAMILIES = (
+    "gemma3",
+    "kimi_k25",
+    *(pytest.param(name, marks=pytest.mark.nightly) for name in ("qwen2_5_vl", "qwen3_vl")),
+)
+"""Windows with rows that see each other, latents, M-RoPE, features added at several layers."""
 QUESTION = tuple(words(5, 3).tolist())
 
 

@@ -1,43 +1,30 @@
 """The documentation: its Python runs. `make docs` builds the site, where a warning is an error."""
 
 import re
-import shutil
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
-from emblema.link.policy.policy import Lane
+from emblema.link.lanes import Lane
 from emblema.link.strategies.registry import strategies
 from emblema.stream.methods import METHODS
+from tests.docs.shown import run_blocks
 
 ROOT = Path(__file__).parents[2]
-DEMO = Path(str(files("emblema"))) / "assets" / "demo"
 TOPICS = ("index", "policy", "scale", "security", "store", "store-format", "stream", "vllm", "window")
 PAGES = [
     *(ROOT / "docs" / f"{topic}.md" for topic in TOPICS),
     *sorted((ROOT / "docs").glob("how-to/*.md")),
     *sorted((ROOT / "docs").glob("concepts/*.md")),
 ]
-SHOWN = re.compile(r"```python\n(.*?)```(?:\n\nPrints:\n\n```text\n(.*?)```)?", re.DOTALL)
-"""A block of Python, and what the page says that it prints."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_python_of_a_page_runs(
+def test_the_python_of_a_page_prints_what_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("legend-1.png", "legend-2.png", "legend-3.png", "map-01.png", "map-02.png", "clip.mp4"):
-        shutil.copy(DEMO / name, tmp_path)
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    outputs: list[str] = []
-    for number, (block, printed) in enumerate(SHOWN.findall(page.read_text()), 1):
-        exec(compile(block, f"{page.name}, block {number}", "exec"), names)
-        outputs.append(capsys.readouterr().out)
-        assert not printed or outputs[-1] == printed
-    if page.stem == "stream":
-        assert "'index'" in "".join(outputs)
+    for printed, shown in run_blocks(page, tmp_path, monkeypatch, capsys):
+        assert printed == shown
     # Blocks for a server elsewhere are not run, but they are Python.
     for block in re.findall(r"```py\n(.*?)```", page.read_text(), re.DOTALL):
         compile(block, page.name, "exec")
@@ -45,7 +32,7 @@ def test_the_python_of_a_page_runs(
 
 def test_the_page_on_streams_names_every_method() -> None:
     page = (ROOT / "docs" / "stream.md").read_text()
-    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set(METHODS)
+    assert set(re.findall(r"^\| `(\w[\w-]*)` \|", page, re.MULTILINE)) == set(METHODS)
 
 
 def test_the_page_on_strategies_names_every_strategy() -> None:
@@ -82,10 +69,8 @@ def test_messages_on_the_page_on_troubleshooting_are_those_of_the_code() -> None
     ("row", "file", "name"),
     [
         ("the folder (`FORMAT`)", "store/disk/folder.py", "VERSION"),
-        ("`pieces/`, `pinned/`: chunks and patches", "store/format.py", "FORMAT_VERSION"),
-        ("the index (`index.sqlite`)", "store/disk/index.py", "_VERSION"),
+        ("`pieces/`: chunks and patches", "store/format.py", "FORMAT_VERSION"),
         ("`streams/`: saved streams", "stream/state.py", "VERSION"),
-        ("`pairs/`: the basis of pairs", "session/pair_bases.py", "VERSION"),
         ("vLLM", "vllm/plugin.py", "TESTED"),
         ("SGLang", "sglang/plugin.py", "TESTED"),
     ],

@@ -14,14 +14,13 @@ from emblema import AsyncEngine, Engine, Policy, Store
 from emblema.engine.request_queue import SchedulerLimits
 from emblema.engine.retrieval import Retrieval
 from emblema.media import MediaLimits
-from emblema.plugin.settings import PluginSettings
 from emblema.serve.settings import ServeSettings
+from emblema.served.settings import PluginSettings
 from emblema.session.decoding import Sampling
 from emblema.store import StoreSettings, Terms
 from emblema.store.remote import CallPolicy
 from emblema.store.remote.options import RemoteOptions
-from emblema.stream.settings import AblationSettings, StreamSettings
-from emblema.vllm.retrieving import PictureRetrieval
+from emblema.stream.settings import StreamSettings
 from emblema.window.budget import WindowBudget
 
 ROOT = Path(__file__).parents[2]
@@ -45,11 +44,9 @@ OWNERS: dict[str, Owner] = {
     "CallPolicy": CallPolicy,
     "WindowBudget": WindowBudget,
     "StreamSettings": StreamSettings,
-    "AblationSettings": AblationSettings,
     "MediaLimits": MediaLimits,
     "ServeSettings": ServeSettings,
     "PluginSettings": PluginSettings,
-    "PictureRetrieval": PictureRetrieval,
 }
 _REQUIRED = (inspect.Parameter.empty, dataclasses.MISSING, PydanticUndefined)
 
@@ -105,7 +102,7 @@ def test_every_table_has_an_owner() -> None:
 
 
 def test_the_arguments_of_serve_run_are_those_that_the_application_takes() -> None:
-    source = (ROOT / "src" / "emblema" / "scale" / "deployment.py").read_text()
+    source = (ROOT / "src" / "emblema" / "serve" / "ray" / "deployment.py").read_text()
     taken = re.findall(r'own\.pop\("(\w+)", "?([\w-]+)"?\)', source)
     assert len(taken) == source.count("own.pop(") and taken
     assert rows_of("serve run") == dict(taken)

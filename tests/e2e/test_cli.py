@@ -22,11 +22,30 @@ def test_version() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, f"emblema {__version__}")
 
 
-def test_help_is_quick_and_names_every_command() -> None:
+def test_help_names_every_command() -> None:
     done = emblema("--help")
     assert done.returncode == 0
     for name in ("demo", "ask", "check", "models", "strategies"):
         assert name in done.stdout
+
+
+BARE = """
+import typer
+app = typer.Typer()
+app.command("one")(lambda: None)
+app.command("two")(lambda: None)
+app(["--help"])
+"""
+"""A program of two commands that do nothing, by the library that ours is made with."""
+
+
+@pytest.mark.nightly
+def test_help_takes_little_more_than_the_library_that_prints_it() -> None:
+    assert processor_seconds("-m", "emblema.cli", "--help") < 1.5 * processor_seconds("-c", BARE)
+
+
+@pytest.mark.nightly
+def test_help_is_quick() -> None:
     assert processor_seconds("-m", "emblema.cli", "--help") < 0.5
 
 
@@ -69,6 +88,7 @@ def test_strategies() -> None:
         assert name in done.stdout
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_one_line(tmp_path: Path) -> None:
     assert "nowhere.png" in refused("ask", "--image", "nowhere.png", "what ?")
     assert "nowhere.mp4" in refused("ask", "--video", "nowhere.mp4", "what ?")

@@ -9,13 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from tests.cli.videos import write_walk
 from tests.e2e.commands import SOURCE
 
 MODEL = os.environ.get("EMBLEMA_TEST_MODEL", "reference")
-FEW = ("--budget", "4", "--window", "4", "--block", "4", "--model", MODEL)
+FEW = ("--budget", "4", "--model", MODEL)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +33,7 @@ def test_questions_typed_on_a_terminal(walk: Path, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": SOURCE, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     environment |= {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
     environment.pop("NO_COLOR", None)
-    command = [sys.executable, "-m", "emblema.cli", "stream", str(walk), *FEW, "--strip", "strip.png"]
+    command = [sys.executable, "-m", "emblema.cli", "stream", str(walk), *FEW]
     # A job in the background ignores the interrupt, and so would its child.
     running = subprocess.Popen(
         command,
@@ -48,21 +47,19 @@ def test_questions_typed_on_a_terminal(walk: Path, tmp_path: Path) -> None:
     try:
         screen = _Screen(master, running)
         screen.until("an empty line ends")
-        os.write(master, b"in which land are wee\x7f now ?\r")
-        screen.until("first token after", "of layers")
+        os.write(master, b"in which land are wee\x7f now ?\n")
+        screen.until("first token after")
         assert "in which land are we now ?" in screen.text
-        os.write(master, b"\x1b[Ahow many times was the moon seen ?\n")
-        screen.until("first token after", "of layers")
+        os.write(master, b"how many times was the moon seen ?\n")
+        screen.until("first token after")
         assert "how many times was the moon seen ?" in screen.text
         running.send_signal(signal.SIGINT)
-        screen.until("strip: ")
+        screen.until("device:", "host:")
         assert running.wait(600) == 0, screen.text
     finally:
         running.kill()
         running.wait()
     assert termios.tcgetattr(slave) == before
-    assert "clusters" in screen.text and "48 frames, 1:34" in screen.text and "\u2580" in screen.text
-    assert Image.open(tmp_path / "strip.png").width > 1000
 
 
 class _Screen:

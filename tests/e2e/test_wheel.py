@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from emblema.models.load import BUNDLED
+from emblema.models.names import BUNDLED
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WEIGHTS_LIMIT = 5 * 2**20
@@ -75,8 +75,8 @@ def test_the_wheel_holds_what_it_should(installed: Installed) -> None:
     assert "emblema/py.typed" in sizes
     assert installed.wheel.stat().st_size <= WHEEL_LIMIT
     assert any(name.endswith("dist-info/licenses/LICENSE") for name in sizes)
-    weights = [size for name, size in sizes.items() if name.endswith(".safetensors")]
-    assert len(weights) == len(BUNDLED) and all(0 < size <= WEIGHTS_LIMIT for size in weights)
+    weights = {Path(name).parent.name: size for name, size in sizes.items() if name.endswith(".safetensors")}
+    assert weights.keys() == {*BUNDLED, "pages"} and all(0 < size <= WEIGHTS_LIMIT for size in weights.values())
     tops = {name.split("/")[0] for name in sizes}
     assert tops == {"emblema", next(name for name in tops if name.endswith(".dist-info"))}
     assert not [name for name in sizes if "__pycache__" in name]

@@ -12,8 +12,10 @@ from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
 from tests.families import loaded, picture, words
 
-AT_ONCE = Policy(sightings=1, forming_seconds=None, query_share=0)
-"""Unknown combinations are computed in full, and patches are formed at the first sighting."""
+AT_ONCE = Policy(sightings=1, forming_seconds=None, query_share=0, margin=0.0, kept=0.0)
+"""Unknown combinations are computed in full, patches are formed at the first sighting, and every answer stands.
+
+Of tiny random models any patch is kept: their rows are noise."""
 
 
 @cache

@@ -12,7 +12,7 @@ from emblema.engine.generation import GenerateRequest, Generation
 from emblema.engine.scheduler import Scheduler
 from emblema.errors import EmblemaError
 from emblema.link.context import LinkContext
-from emblema.models.table import KVTable
+from emblema.models.tables import KVTable
 from emblema.session.decoding import Sampling
 from emblema.session.replies import Piece
 

@@ -4,8 +4,10 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from queue import Queue
 
 import pytest
@@ -17,7 +19,7 @@ from emblema.engine.request_queue import SchedulerLimits
 from emblema.engine.scheduler import Scheduler
 from emblema.errors import BusyError, DeadlineError, EmblemaError, ModelError, StrategyError
 from emblema.kv.chunk import Chunk, Encoded
-from emblema.link.policy.policy import Lane
+from emblema.link.lanes import Lane
 from emblema.models.families.base import Prepared
 from emblema.session.decoding import Sampling
 from emblema.session.replies import Piece, Reply
@@ -192,6 +194,83 @@ def test_tenants_take_turns(engine: Engine, scheduler: Scheduler) -> None:
     assert order.index("second") <= 1
 
 
+def prefilling(engine: Engine, scheduler: Scheduler, chunks: list[Chunk]) -> tuple[Client, Callable[[], None]]:
+    """Return a request of a long prompt that has begun and stands at its first pause, and what lets it go on."""
+    long, at_pause, goes_on = Client([QUESTION * 60, *chunks, QUESTION * 60], strategy="full"), *_events(2)
+    stock = scheduler._pause  # noqa: SLF001
+
+    def pause() -> None:
+        at_pause.set()
+        assert goes_on.wait(60)
+        stock()
+
+    scheduler._pause = pause  # type: ignore[method-assign]
+    scheduler.submit(engine, long.generation)
+    assert at_pause.wait(60)
+    return long, goes_on.set
+
+
+def _events(count: int) -> list[threading.Event]:
+    return [threading.Event() for _ in range(count)]
+
+
+def test_another_tenant_s_request_begins_in_a_long_prefill(
+    engine: Engine, scheduler: Scheduler, chunks: list[Chunk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = engine.on(engine.store.parent.tenant(b"other"))
+    alone = [engine.generate([QUESTION], "full", max_new_tokens=1).text]
+    alone.append(engine.generate([QUESTION * 60, *chunks, QUESTION * 60], "full", max_new_tokens=12).text)
+    monkeypatch.setattr(engine.adapter, "block_rows", 32)
+    long, go_on = prefilling(engine, scheduler, chunks)
+    short = Client([QUESTION], Sampling(max_new_tokens=1), strategy="full")
+    own = Client([QUESTION], Sampling(max_new_tokens=1), strategy="full")
+    scheduler.submit(engine, own.generation)
+    scheduler.submit(other, short.generation)
+    ended: list[str] = []
+    for client, name in ((long, "long"), (short, "short"), (own, "own")):
+        client.generation._deliver = partial(_noted, client.generation._deliver, ended, name)  # noqa: SLF001
+    go_on()
+    replies = [client.reply() for client in (short, long, own)]
+    assert ended[0] == "short" and set(ended[:-1]) <= {"short", "long"}, "its own tenant's wait for it"
+    assert [reply.text for reply in replies] == [*alone, alone[0]]
+
+
+def _noted(deliver: Callable[[Piece | Exception], None], ended: list[str], name: str, piece: Piece | Exception) -> None:
+    ended.append(name)
+    deliver(piece)
+
+
+def test_a_long_prefill_lends_no_more_than_half_of_its_time(
+    engine: Engine, scheduler: Scheduler, chunks: list[Chunk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock of which a request of another tenant takes as much as five blocks of the long one."""
+    other, clock = engine.on(engine.store.parent.tenant(b"other")), [0.0]
+    monkeypatch.setattr("emblema.engine.scheduler.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(engine.adapter, "block_rows", 32)
+    stock, blocks, begun = engine.adapter._whole, [0], []  # noqa: SLF001
+
+    def whole(batch: object, table: object, wanted: int | None = None) -> object:
+        if scheduler._turn is not None and scheduler._turn.outer is None:  # noqa: SLF001
+            blocks[0] += 1
+            clock[0] += 1.0
+        else:
+            begun.append(blocks[0])
+            clock[0] += 5.0
+        return stock(batch, table, wanted)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine.adapter, "_whole", whole)
+    long, go_on = prefilling(engine, scheduler, chunks)
+    shorts = [Client([QUESTION], Sampling(max_new_tokens=1), strategy="full") for _ in range(4)]
+    for short in shorts:
+        scheduler.submit(other, short.generation)
+    go_on()
+    long.next()
+    for short in shorts:
+        short.reply()
+    assert len(begun) > 1 and all(after - before >= 5 for before, after in pairwise(begun)), begun
+    long.generation.cancel()
+
+
 def test_too_many_are_refused_with_a_time(engine: Engine, scheduler: Scheduler) -> None:
     begun = threading.Event()
     scheduler.call(engine, begun.wait)
@@ -340,3 +419,77 @@ def test_tenants_share_a_model_asynchronously(engine: Engine, episode: Episode) 
             assert (await own.generate([*parts, QUESTION], "full")).text == replies[0].text
 
     asyncio.run(use())
+
+
+def test_a_reply_that_cannot_be_delivered_ends_alone(engine: Engine, chunks: list[Chunk], scheduler: Scheduler) -> None:
+    """Whatever a caller's own code raises, at a piece or at the error that ends a reply."""
+    running = Client([*chunks, QUESTION], Sampling(max_new_tokens=30))
+    scheduler.submit(engine, running.generation)
+    told: list[Piece | Exception] = []
+
+    def deliver(piece: Piece | Exception) -> None:
+        told.append(piece)
+        raise RuntimeError("Event loop is closed")
+
+    for request in (GenerateRequest([QUESTION], "blind", LONG), GenerateRequest([QUESTION], "best")):
+        broken = Generation(request, deliver)
+        scheduler.submit(engine, broken)
+        until = time.monotonic() + 60
+        while not broken.cancelled:
+            assert time.monotonic() < until
+            time.sleep(0.001)
+    assert len(told) == 2 and running.reply().text
+    overdue = Generation(GenerateRequest([QUESTION], "blind"), deliver, deadline=time.perf_counter() - 1)
+    scheduler.submit(engine, overdue)
+    last = Client([QUESTION])
+    scheduler.submit(engine, last.generation)
+    assert last.reply().text
+
+
+def test_a_closed_event_loop_ends_its_reply_alone(engine: Engine) -> None:
+    other = asyncio.new_event_loop()
+    threading.Thread(target=other.run_forever, daemon=True).start()
+    own, loop = AsyncEngine(engine), asyncio.new_event_loop()
+
+    async def begin() -> object:
+        pieces = await own.generate(QUESTION, "blind", stream=True, max_new_tokens=400, temperature=50.0, seed=1)
+        async for _ in pieces:
+            return pieces
+        return None
+
+    held = loop.run_until_complete(begin())
+    loop.close()
+    answer = asyncio.run_coroutine_threadsafe(own.generate(QUESTION, "blind", max_new_tokens=3), other)
+    assert answer.result(60).text and held is not None
+    asyncio.run_coroutine_threadsafe(own.close(), other).result(60)
+    other.call_soon_threadsafe(other.stop)
+
+
+def test_a_thread_that_ends_fails_what_waits_and_takes_nothing_more(
+    engine: Engine, chunks: list[Chunk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler, hold, holding = Scheduler(engine), threading.Event(), threading.Event()
+    running = Client([*chunks, QUESTION], LONG)
+    scheduler.submit(engine, running.generation)
+    running.next()
+    held = scheduler.call(engine, lambda: holding.set() or hold.wait())
+    assert holding.wait(60)
+    waiting = Client([QUESTION])
+    scheduler.submit(engine, waiting.generation)
+    call = scheduler.call(engine, lambda: None)
+
+    def broken() -> None:
+        raise SystemExit(1)
+
+    monkeypatch.setattr(scheduler, "_give_up", broken)
+    hold.set()
+    held.result(60)
+    for client in (running, waiting):
+        with pytest.raises(EmblemaError, match="thread has ended"):
+            client.reply()
+    with pytest.raises(EmblemaError, match="thread has ended"):
+        call.result(60)
+    assert not scheduler.alive
+    with pytest.raises(EmblemaError, match="thread has ended"):
+        scheduler.submit(engine, Client([QUESTION]).generation)
+    scheduler.close()

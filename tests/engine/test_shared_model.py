@@ -12,7 +12,7 @@ from emblema.link.strategies.registry import parse
 from tests.engine.engines import engine
 from tests.families import CASES, loaded, picture, words
 
-NAMES = ("full", "prefix", "blind", "patch-4", "patch-25%", "patch-4-deep", "auto")
+STRATEGIES = ("full", "prefix", "blind", "patch-4", "patch-25%", "patch-4-deep", "auto")
 
 
 def tree(model: nn.Module) -> dict[str, object]:
@@ -34,7 +34,7 @@ def sums(model: nn.Module) -> dict[str, float]:
     return {name: float(tensor.double().abs().sum()) for name, tensor in model.state_dict().items()}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "requests"),
     [
@@ -55,7 +55,7 @@ def test_hundreds_of_mixed_requests_leave_the_model_as_it_was(name: str, request
         parts = [words(rng.randint(1, 4), rng.randrange(9)).tolist()]
         parts += rng.sample(chunks, rng.randint(0, 3))
         parts += [words(3, rng.randrange(9)).tolist()]
-        own.prefill(parts, rng.choice(NAMES), template=False)
+        own.prefill(parts, rng.choice(STRATEGIES), template=False)
     assert tree(item.model) == before
     assert sums(item.model) == weights
 
@@ -69,17 +69,17 @@ def test_two_engines_on_one_model_from_two_threads() -> None:
         chunks = [own.add(picture(*item.case.sizes[n % 2], seed=10 * index + n)) for n in range(3)]
         prompts.append([words(4 + index, index).tolist(), *chunks, words(3, index).tolist()])
     alone = [
-        [own.prefill(prompt, name, template=False).logits for name in NAMES]
+        [own.prefill(prompt, name, template=False).logits for name in STRATEGIES]
         for own, prompt in zip(engines, prompts, strict=True)
     ]
     wrong: list[str] = []
 
     def work(index: int) -> None:
         for turn in range(60):
-            place = turn % len(NAMES)
-            logits = engines[index].prefill(prompts[index], NAMES[place], template=False).logits
+            place = turn % len(STRATEGIES)
+            logits = engines[index].prefill(prompts[index], STRATEGIES[place], template=False).logits
             if not torch.allclose(logits, alone[index][place], atol=1e-5):
-                wrong.append(f"engine {index}, {NAMES[place]}")
+                wrong.append(f"engine {index}, {STRATEGIES[place]}")
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
     for thread in threads:

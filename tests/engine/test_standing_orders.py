@@ -21,6 +21,9 @@ def test_the_first_question_about_an_order_of_files_takes_patched_rows(
         engine.files.keep_order("ab")
     with engine_on(reference, tmp_path / "kept") as engine:
         pages = [engine.files[name] for name in "ab"]
+        usage = engine.prefill([*pages, QUESTION]).usage
+        assert usage.lane == "auto:leading+patch" and usage.patched_tokens == pages[1].tokens
+        assert usage.cached_tokens == sum(page.tokens for page in pages)
         usage = engine.prefill(["some pages", *pages, QUESTION]).usage
         assert usage.lane == "auto:patch" and usage.patched_tokens == sum(page.tokens for page in pages)
         assert engine.files.orders == (("a", "b"),)

@@ -63,7 +63,7 @@ def test_after_a_restart_nothing_is_made_again(
     assert torch.equal(before.logits, after.logits)
 
 
-ALIKE = ("patch-16-deep", "mpic-8", "epic-4", "vlcache-10", "sink", "reprefill-shallow-50", "full-reuse")
+ALIKE = ("patch-16-deep", "mpic-8", "epic-4", "vlcache-10", "sink", "full-reuse")
 """They keep what others keep as well, or nothing but chunks; slow."""
 
 
@@ -71,7 +71,7 @@ ALIKE = ("patch-16-deep", "mpic-8", "epic-4", "vlcache-10", "sink", "reprefill-s
 @pytest.mark.parametrize(
     "strategy",
     [
-        *("orbit-16", "lowrank-k-16", "reprefill-deep-50", "cacheblend-15"),
+        *("orbit-16", "cacheblend-15"),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ALIKE),
     ],
 )
@@ -291,7 +291,7 @@ def test_what_the_administrator_adds_every_tenant_finds(reference: Engine, episo
             assert tenant.prefill([chunk, tenant.add(own), QUESTION], "patch-25%").usage.forming_tokens > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_hundred_requests_at_once_in_a_budget_for_five_of_twenty_chunks(reference: Engine, folder: Path) -> None:
     """One thread owns the model, so prefills take turns; `test_engines_in_threads…` has leases at the same time."""
     generator = random.Random()

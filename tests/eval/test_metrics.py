@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from emblema.eval.metrics import agreement, eta, flip_recovery, median_eta
+from emblema.eval.metrics import agreement, eta, flip_recovery
 
 
 def test_eta_is_one_at_the_ceiling_zero_at_the_floor_and_negative_beyond() -> None:
@@ -18,14 +18,6 @@ def test_eta_is_one_at_the_ceiling_zero_at_the_floor_and_negative_beyond() -> No
 def test_an_infinite_divergence_is_never_a_good_score() -> None:
     assert eta([0.1, math.inf], [0.2, 0.2]) == -math.inf
     assert math.isnan(eta([0.0], [math.inf])), "nothing is as good as re-prefill because blind reuse broke"
-    found = median_eta([0.1, math.inf, 0.0], [1.0, 1.0, math.inf])
-    assert (found.value, found.count) == (-math.inf, 2)
-
-
-def test_median_eta_counts_only_items_with_a_deficit() -> None:
-    found = median_eta([0.1, 0.0, 5.0, 0.3], [1.0, 1.0, 1e-6, 1.0])
-    assert (found.value, found.count) == (pytest.approx(0.9), 3)
-    assert median_eta([0.1], [0.0]).count == 0
 
 
 def test_flip_recovery_comes_with_its_count() -> None:

@@ -1,6 +1,6 @@
 """Tiny random models of every family, their processors, and stock inputs for the joint forward."""
 
-from tests.families.cases import CASES
+from tests.families.cases import CASES, NAMES
 from tests.families.kimi import MLA
 from tests.families.llava import CLIP, LLAMA, SIGLIP
 from tests.families.parts import VOCAB, Bundle, picture, sharpen, token, tokenizer, typed, words
@@ -15,6 +15,7 @@ __all__ = [
     "LLAMA",
     "Loaded",
     "MLA",
+    "NAMES",
     "QWEN3_VISION",
     "QWEN_TOKENS",
     "SIGLIP",

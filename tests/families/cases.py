@@ -1,5 +1,7 @@
 """The matrix: every family by name."""
 
+import pytest
+
 from tests.families.kimi import build_kimi_yarn, kimi, kimi_stock
 from tests.families.llava import (
     build_deepseek_vl,
@@ -13,6 +15,9 @@ from tests.families.omni import build_qwen2_5_omni, build_qwen3_omni, omni_stock
 from tests.families.parts import Case
 from tests.families.qwen import (
     build_glm4v,
+    build_glm4v_moe,
+    build_glm46v,
+    build_glm_ocr,
     build_qwen2_5_vl,
     build_qwen2_vl,
     build_qwen3_vl,
@@ -20,7 +25,14 @@ from tests.families.qwen import (
     qwen_stock,
 )
 from tests.families.tiled import build_idefics3, build_internvl, build_smolvlm, idefics_stock, internvl_stock
-from tests.families.windowed import build_gemma3, build_mistral3, gemma3_stock, mistral3_stock
+from tests.families.windowed import (
+    build_gemma3,
+    build_gemma4,
+    build_mistral3,
+    gemma3_stock,
+    gemma4_stock,
+    mistral3_stock,
+)
 
 CASES: dict[str, Case] = {
     case.name: case
@@ -38,10 +50,19 @@ CASES: dict[str, Case] = {
         Case("deepseek_vl", build_deepseek_vl, plain_stock),
         Case("mistral3", build_mistral3, mistral3_stock),
         Case("gemma3", build_gemma3, gemma3_stock),
+        Case("gemma4", build_gemma4, gemma4_stock),
         Case("glm4v", build_glm4v, qwen_stock, native_video=True),
+        Case("glm4v_moe", build_glm4v_moe, qwen_stock, native_video=True),
+        Case("glm46v", build_glm46v, qwen_stock, native_video=True),
+        Case("glm_ocr", build_glm_ocr, qwen_stock, native_video=True),
         Case("kimi_k25", kimi, kimi_stock),
         Case("kimi_k25_yarn", build_kimi_yarn, kimi_stock),
         Case("qwen2_5_omni", build_qwen2_5_omni, omni_stock, native_video=True, audio=True),
         Case("qwen3_omni_moe", build_qwen3_omni, omni_stock, native_video=True, audio=True),
     )
 }
+
+TYPICAL = ("llava", "qwen2_5_vl", "qwen3_vl", "gemma3", "kimi_k25")
+"""One axis, M-RoPE, features at several layers, windows with rows that see each other, latents."""
+NAMES = [name if name in TYPICAL else pytest.param(name, marks=pytest.mark.nightly) for name in CASES]
+"""Every family, for what does not ask the family's own code: those that are like another are nightly."""

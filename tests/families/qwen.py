@@ -88,8 +88,9 @@ def build_qwen3_vl_moe(seed: int) -> tuple[nn.Module, Bundle]:
     return sharpen(Qwen3VLMoeForConditionalGeneration(config), seed), Bundle(tokenizer(), qwen_images(8))
 
 
-def build_glm4v(seed: int) -> tuple[nn.Module, Bundle]:
-    from transformers import Glm4vConfig, Glm4vForConditionalGeneration
+def build_glm4v(seed: int, name: str = "Glm4v", **more: Any) -> tuple[nn.Module, Bundle]:
+    """GLM-4.1V, or another of its classes by the name that its configuration begins with."""
+    import transformers
     from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 
     torch.manual_seed(seed)
@@ -98,8 +99,8 @@ def build_glm4v(seed: int) -> tuple[nn.Module, Bundle]:
         "image_size": 56, "temporal_patch_size": 2, "spatial_merge_size": 2,
     }  # fmt: skip
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
-    text = {**{key: value for key, value in LLAMA.items() if key != "model_type"}, "rope_parameters": rope}
-    config = Glm4vConfig(
+    text = {**{key: value for key, value in LLAMA.items() if key != "model_type"}, "rope_parameters": rope, **more}
+    config = getattr(transformers, f"{name}Config")(
         text_config=text, vision_config=vision, image_token_id=token("<|image|>"), video_token_id=token("<|video|>"),
         image_start_token_id=token("<|begin_of_image|>"), image_end_token_id=token("<|end_of_image|>"),
         video_start_token_id=token("<|begin_of_video|>"), video_end_token_id=token("<|end_of_video|>"),
@@ -108,4 +109,19 @@ def build_glm4v(seed: int) -> tuple[nn.Module, Bundle]:
         patch_size=7, merge_size=2, temporal_patch_size=2,
         size={"shortest_edge": 2 * 4 * 14 * 14, "longest_edge": 2 * 24 * 14 * 14},
     )  # fmt: skip
-    return sharpen(Glm4vForConditionalGeneration(config), seed), Bundle(tokenizer(), images)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    return sharpen(model, seed), Bundle(tokenizer(), images)
+
+
+def build_glm4v_moe(seed: int) -> tuple[nn.Module, Bundle]:
+    """GLM-4.5V and 4.6V."""
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    return build_glm4v(seed, "Glm4vMoe", head_dim=16, **experts)
+
+
+def build_glm46v(seed: int) -> tuple[nn.Module, Bundle]:
+    return build_glm4v(seed, "Glm46V")
+
+
+def build_glm_ocr(seed: int) -> tuple[nn.Module, Bundle]:
+    return build_glm4v(seed, "GlmOcr", head_dim=16)

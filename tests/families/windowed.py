@@ -1,4 +1,4 @@
-"""Mistral 3 and Gemma 3: layers with sliding windows."""
+"""Mistral 3, Gemma 3 and Gemma 4: layers with sliding windows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -53,3 +53,38 @@ def build_gemma3(seed: int) -> tuple[nn.Module, Bundle]:
 def gemma3_stock(bundle: Bundle, config: Any, pictures: Sequence[Image.Image], ids: Tensor) -> dict[str, Tensor]:
     batch = plain_stock(bundle, config, pictures, ids)
     return {"pixel_values": batch["pixel_values"], "token_type_ids": typed(ids, config.image_token_id)}
+
+
+def build_gemma4(seed: int) -> tuple[nn.Module, Bundle]:
+    """The shapes of 26B-A4B: two widths of heads, keys that are values in full layers, experts, both ways of seeing."""
+    from transformers import Gemma4Config, Gemma4ForConditionalGeneration, Gemma4TextConfig, Gemma4VisionConfig
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+    torch.manual_seed(seed)
+    text = Gemma4TextConfig(
+        **{key: value for key, value in LLAMA.items() if key not in ("model_type", "num_hidden_layers", "rope_theta")},
+        num_hidden_layers=4, head_dim=16, global_head_dim=32, num_global_key_value_heads=1, sliding_window=12,
+        layer_types=["sliding_attention", "full_attention"] * 2, attention_k_eq_v=True, hidden_size_per_layer_input=0,
+        use_bidirectional_attention="vision", enable_moe_block=True, num_experts=4, top_k_experts=2,
+        moe_intermediate_size=24, final_logit_softcapping=30.0,
+    )  # fmt: skip
+    vision = Gemma4VisionConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        head_dim=16, patch_size=4, pooling_kernel_size=2, position_embedding_size=256, standardize=True,
+    )  # fmt: skip
+    config = Gemma4Config(
+        text_config=text, vision_config=vision, image_token_id=token("<|image|>"), video_token_id=token("<|video|>"),
+        boi_token_id=token("<start_of_image>"), eoi_token_id=token("<end_of_image>"),
+    )  # fmt: skip
+    images = Gemma4ImageProcessorPil(patch_size=4, pooling_kernel_size=2, max_soft_tokens=70, do_normalize=True)
+    model: Any = sharpen(Gemma4ForConditionalGeneration(config), seed)
+    model.model.vision_tower.std_scale.fill_(0.3)
+    for layer in model.model.language_model.layers:
+        layer.layer_scalar.fill_(0.8)
+    return model, Bundle(tokenizer(), images)
+
+
+def gemma4_stock(bundle: Bundle, config: Any, pictures: Sequence[Image.Image], ids: Tensor) -> dict[str, Tensor]:
+    batch = bundle.image_processor(images=list(pictures), return_tensors="pt")
+    kept = {name: batch[name] for name in ("pixel_values", "image_position_ids")}
+    return {**kept, "mm_token_type_ids": typed(ids, config.image_token_id)}

@@ -17,7 +17,7 @@ from tests.fuzz.targets import MODULES, inputs_of, target_of
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "build" / "fuzz"
 INSTRUMENTED = [
-    "emblema.store", "emblema.media", "emblema.serve", "emblema.session.prompt_reader", "emblema.vllm.retrieving",
+    "emblema.store", "emblema.media", "emblema.serve", "emblema.session.prompt_reader",
     "json", "python_multipart", "starlette.formparsers",
 ]  # fmt: skip
 

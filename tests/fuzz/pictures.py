@@ -11,6 +11,7 @@ from emblema.media.download import _parse, fetch, redirected
 from emblema.media.image import decode_picture
 from emblema.media.limits import MediaLimits
 from tests.fuzz.targets import FuzzTarget
+from tests.media import making
 from tests.media.attacks import gif, hidden_scan_bomb, png, scan_bomb, unpacking
 
 SMALL = MediaLimits(image_pixels=250_000, image_side=1000)
@@ -34,6 +35,8 @@ def encoded() -> Iterator[bytes]:
             with suppress(OSError, ValueError, KeyError):
                 (gradient.convert(mode) if mode != "I;16" else gradient.convert("I")).save(buffer, kind)
                 yield buffer.getvalue()
+    yield from (making.encoded(making.corner(16, 16), "HEIF"), making.tiff(["red", "blue"], (8, 8)))
+    yield from (making.animation(making.moving(2, 16, 16), kind, 100) for kind in ("GIF", "PNG", "WEBP"))
     yield from (scan_bomb(40, 64), hidden_scan_bomb(8, 64), gif(3, comments=2), png(8, 8, unpacking(b"iCCP", 100)))
 
 
@@ -42,9 +45,9 @@ def read_address(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     with suppress(MediaError):
         target = _parse(text)
-        assert target.host and target.host.isascii() and not set(target.host) & set("/@\\ \r\n")
-        assert 0 <= target.port < 65_536
-        assert not any(character <= " " for character in target.path + target.authority)
+        assert target.host and target.host.isascii() and not set(target.host) & set(b"/@\\ \r\n")
+        assert target.port is not None and 0 <= target.port < 65_536
+        assert not any(byte <= ord(" ") for byte in target.target)
     first, _, second = text.partition(" ")
     with suppress(MediaError):
         redirected(first, second)

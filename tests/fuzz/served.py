@@ -60,14 +60,19 @@ def served() -> Served:
         service = await Service.open(settings)
         reply = await service.engine.generate("where ?", max_new_tokens=1)
 
-        async def answer(request: GenerateRequest, *, seconds: float | None, rows: int) -> AsyncIterator[Piece]:
-            service.engine.engine.session.prompt_reader.parts(request.parts, request.template, lambda media, kind: ())
-            yield Piece(reply.text, reply)
+        async def answer(
+            request: GenerateRequest, *, seconds: float | None, rows: int, choices: int
+        ) -> AsyncIterator[Piece]:
+            reader = service.engine.engine.session.prompt_reader
+            reader.parts(request.parts, request.template, lambda given: (), request.tools)
+            for choice in range(choices):
+                piece = Piece(reply.text, reply)
+                piece.choice = choice
+                yield piece
 
         service.engine.pieces = answer  # type: ignore[method-assign]
         service.read_later = lambda tenant, id: None  # type: ignore[method-assign]
-        for task in service._background:
-            task.cancel()
+        await service.upkeep.close()
         return service
 
     loading = loop.create_task(open_service())

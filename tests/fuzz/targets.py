@@ -12,7 +12,6 @@ MODULES = {
     "file": "stored_files",
     "header": "stored_files",
     "index": "stored_index",
-    "body": "requests",
     "messages": "requests",
     "chat": "served",
     "upload": "served",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.stream.methods.rekv import Rekv
 from emblema import Engine
 from emblema.eval.demo_media import SITUATIONS, demo_media
 from emblema.link.policy.policy import Policy
@@ -58,17 +59,17 @@ def _prompts() -> Iterator[tuple[str, Tensor]]:
     """Five arrangements, each answered under every strategy by an engine of its own, in this order."""
     media = demo_media()
     names = [*media.legends, *media.maps[:4]]
-    questions = [question.text for question in media.questions[:5]]
+    questions = media.all_questions[:5]
     loaded, processor = load_model("reference", device="cpu")
     for strategy in STRATEGIES:
         engine = Engine(loaded, processor, policy=Policy.quiet())
         added = {name: engine.add(media.folder / name) for name in (*names, *media.maps)}
         chosen = [situation for situation in SITUATIONS if not situation.clip][:5]
         for index, question in enumerate(questions):
-            parts = chosen[index % len(chosen)].parts(media, added, question)
+            parts = media.parts(chosen[index % len(chosen)], added, question)
             prefill = engine.prefill(parts, strategy)
             assert engine.policy_runtime.patch_worker.settle(30)
-            yield f"{strategy}: {question}", prefill.logits.float().reshape(-1)
+            yield f"{strategy}: {question.text}", prefill.logits.float().reshape(-1)
 
 
 def _streams() -> Iterator[tuple[str, Tensor]]:
@@ -77,7 +78,7 @@ def _streams() -> Iterator[tuple[str, Tensor]]:
     loaded, processor = load_model("reference-stream", device="cpu")
     engine = Engine(loaded, processor, policy=Policy.quiet())
     settings = {"positions": "packed", "window": 2, "block": 2}
-    for title, given in (("of 4", {"budget": 4}), ("of 1", {"budget": 1}), ("rekv", {"method": "rekv", "budget": 4})):
+    for title, given in (("of 4", {"budget": 4}), ("of 1", {"budget": 1}), ("rekv", {"method": Rekv, "budget": 4})):
         with engine.stream(**settings, **given) as stream:
             stream.push_video(clip, fps=4)
             for question in STREAM_QUESTIONS:

@@ -14,9 +14,9 @@ PUBLIC = (
     *("library.static.StaticLibrary", "library.dynamic.DynamicLibrary", "library.dynamic.Snapshot"),
     *("library.items.LibraryItem", "library.items.Listing", "library.items.Hit", "media.limits.MediaLimits"),
     *("models.load.load_model", "models.selfcheck.SelfCheck", "link.policy.policy.Policy", "link.plan.LinkPlan"),
-    *("link.policy.policy.Lane", "link.policy.policy.Decision", "link.strategies.base.Strategy", "link.plan.RowRange"),
+    *("link.lanes.Lane", "link.lanes.Decision", "link.strategies.base.Strategy", "link.plan.RowRange"),
     *("store.store.Store", "store.settings.StoreSettings", "store.record.Terms", "store.store.TenantStore"),
-    *("store.statistics.StoreStatistics", "store.remote.redis.RedisTier", "store.remote.s3.S3Tier"),
+    *("store.statistics.StoreStatistics", "store.remote.redis.RedisTier", "store.remote.bucket.BucketTier"),
     *("store.remote.options.RemoteOptions", "window.window.Window", "window.budget.WindowBudget"),
     *("window.parts.PartHandle", "window.log.LogEntry", "window.necessity.NecessityCheck", "stream.stream.Stream"),
     *("stream.settings.StreamSettings", "stream.reply.StreamReply", "stream.reply.Moment"),
@@ -33,7 +33,9 @@ def http_schema() -> Json:
 
     with TemporaryDirectory() as folder:
         schema = make_app(ServeSettings.read(store=folder)).openapi()
-    return {"paths": _unworded(schema["paths"]), "schemas": _unworded(schema.get("components", {}).get("schemas", {}))}
+    parts = schema.get("components", {})
+    found = {"paths": schema["paths"], "schemas": parts.get("schemas", {}), "keys": parts.get("securitySchemes", {})}
+    return {name: _unworded(part) for name, part in found.items()}
 
 
 def _unworded(value: Json) -> Json:

@@ -11,10 +11,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from emblema.kv.artifacts import Artifact, KeyFactors, ResidualStream
-from emblema.kv.patch import Factors, LayerPatch, Patch
+from emblema.kv.keys import ArtifactKey
+from emblema.kv.patch import Patch
+from emblema.link.lanes import LaneVerdict
 from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange
-from emblema.link.policy.policy import LaneVerdict, Policy, PolicyInputs
+from emblema.link.policy.fidelity import MeasuredLanes
+from emblema.link.policy.policy import Policy
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, PrefixMatch
@@ -27,7 +29,6 @@ from emblema.store import Store, format
 from emblema.store.codec import artifact_record, chunk_kind, chunk_record, read_artifact, read_encoded, read_layers
 from emblema.store.disk.entry import with_terms
 from emblema.store.identity import SHARED_SALT, artifact_id, canonical, chunk_id, owner_digest, owner_id
-from emblema.store.keys import ArtifactKey, ArtifactKind
 from emblema.store.record import Record, Terms
 from emblema.store.settings import StoreSettings
 from tests.golden.pieces import (
@@ -183,21 +184,8 @@ def read_again(data: bytes) -> bytes:
         return file_bytes(Record(reader.header, {name: reader.read(name) for name in reader.header.sizes}))
 
 
-def as_stored(artifact: Artifact) -> Patch:
-    """An artifact in the form of a patch, as a file holds it: what it does not use has factors of no size."""
-    if isinstance(artifact, KeyFactors):
-        nothing = Factors(torch.empty(len(artifact.layers[0].left), 0), torch.empty(0, 0))
-        return Patch(tuple(LayerPatch(keys, nothing) for keys in artifact.layers))
-    if isinstance(artifact, ResidualStream):
-        nothing = Factors(torch.empty(len(artifact.rows), 0), torch.empty(0, 0))
-        held = LayerPatch(Factors(artifact.rows, torch.empty(artifact.rows.shape[1], 0)), nothing)
-        return Patch(tuple(held if index == artifact.layer else None for index in range(artifact.layers)))
-    return artifact
-
-
-def artifact_words(artifact: Artifact) -> Json:
+def artifact_words(patch: Patch) -> Json:
     """Per layer the factors of keys and values, or null."""
-    patch = as_stored(artifact)
     return [
         None
         if layer is None
@@ -208,7 +196,7 @@ def artifact_words(artifact: Artifact) -> Json:
 
 def key_words(key: ArtifactKey) -> Json:
     """What a piece that is made from a chunk is found by: kind, model, chunk, chunks before it, whether orbit."""
-    return [key.label or "patch", key.model, key.chunk, list(key.antecedents), key.orbit]
+    return ["patch", key.model, key.chunk, list(key.antecedents), key.orbit]
 
 
 # A folder.
@@ -246,7 +234,7 @@ def read_folder(folder: Path) -> Json:
                 rows = [[shown(layer.keys), shown(layer.values)] for layer in lease.rows[id]]
             chunks[id] = [chunk.kind, chunk.model, chunk.tokens, shown(chunk.encoded.embeds), rows]
         patches = {
-            name: artifact_words(found) if (found := tenant.find_artifact(key)) is not None else None
+            name: artifact_words(found) if (found := tenant.find_patch(key)) is not None else None
             for name, (key, _) in stored_patches().items()
         }
         strange = store.tenant(b"another tenant")
@@ -262,14 +250,6 @@ def read_folder(folder: Path) -> Json:
 # Plans.
 
 
-def artifact_of_rank(key: ArtifactKey, rank: int) -> Artifact:
-    """A patch of some rank; for a key of key factors, those."""
-    patch = patch_of_rank(rank)
-    if key.kind is not ArtifactKind.KEYS:
-        return patch
-    return KeyFactors(tuple(layer.keys for layer in patch.layers if layer is not None))
-
-
 def everything_open(kind: str, lane: object, policy: Policy) -> LaneVerdict:
     return LaneVerdict(True, "measured")
 
@@ -277,12 +257,12 @@ def everything_open(kind: str, lane: object, policy: Policy) -> LaneVerdict:
 def looked_up() -> dict[str, Callable[[Prompt], Knowledge]]:
     """What the store may know while a prompt is planned, by name."""
 
-    def nothing(key: ArtifactKey) -> Artifact | None:
+    def nothing(key: ArtifactKey) -> Patch | None:
         return None
 
     def known(
         prompt: Prompt,
-        find: Callable[[ArtifactKey], Artifact | None] = nothing,
+        find: Callable[[ArtifactKey], Patch | None] = nothing,
         prefix: int = 0,
         **more: Any,
     ) -> Knowledge:
@@ -300,7 +280,7 @@ def looked_up() -> dict[str, Callable[[Prompt], Knowledge]]:
             prompt,
             lambda key: patch_of_rank(16) if key in held else None,
             artifact_keys=lambda chunk: [keys[chunk]] if chunk in keys else [],
-            policy_inputs=PolicyInputs(policy=Policy(drift=1.0), verdict=everything_open),
+            measured=MeasuredLanes(everything_open),
         )
 
     def related(prompt: Prompt) -> Knowledge:
@@ -318,19 +298,18 @@ def looked_up() -> dict[str, Callable[[Prompt], Knowledge]]:
 
     return {
         "nothing": known,
-        "patches": lambda prompt: known(prompt, lambda key: None if key.orbit else artifact_of_rank(key, 16)),
-        "patches of rank 2": lambda prompt: known(prompt, lambda key: artifact_of_rank(key, 2)),
-        "orbits": lambda prompt: known(prompt, lambda key: artifact_of_rank(key, 16) if key.orbit else None),
+        "patches": lambda prompt: known(prompt, lambda key: None if key.orbit else patch_of_rank(16)),
+        "patches of rank 2": lambda prompt: known(prompt, lambda key: patch_of_rank(2)),
+        "orbits": lambda prompt: known(prompt, lambda key: patch_of_rank(16) if key.orbit else None),
         "a prefix of 7": lambda prompt: known(prompt, prefix=7),
         "a prefix of 12 and patches": lambda prompt: known(
-            prompt, lambda key: None if key.orbit else artifact_of_rank(key, 16), prefix=12
+            prompt, lambda key: None if key.orbit else patch_of_rank(16), prefix=12
         ),
-        "other items' directions": lambda prompt: known(prompt, others=lambda key: 3),
         "patches for more": stale,
         "patches for others": related,
-        "every lane open": lambda prompt: known(prompt, policy_inputs=PolicyInputs(verdict=everything_open)),
+        "every lane open": lambda prompt: known(prompt, measured=MeasuredLanes(everything_open)),
         "a plateau at rank 3": lambda prompt: known(
-            prompt, lambda key: artifact_of_rank(key, 3), policy_inputs=PolicyInputs(plateau=3)
+            prompt, lambda key: patch_of_rank(3), measured=MeasuredLanes(plateau=3)
         ),
     }
 
@@ -346,8 +325,7 @@ def short(id: str) -> str:
 def key_short(key: ArtifactKey) -> Json:
     """A key in a plan: kind, chunk, chunks before it; an orbit's kind begins with `orbit`."""
     assert key.model == MODEL
-    kind = f"orbit {key.label}".strip() if key.orbit else key.label or "patch"
-    return [kind, short(key.chunk), "".join(short(before) for before in key.antecedents)]
+    return [str(key.kind), short(key.chunk), "".join(short(before) for before in key.antecedents)]
 
 
 def range_words(part: RowRange) -> Json:
@@ -355,18 +333,12 @@ def range_words(part: RowRange) -> Json:
     more: dict[str, Json] = {}
     if isinstance(part.origin, ChunkOrigin):
         more["chunk"] = [short(part.origin.chunk), part.origin.offset]
-        if not part.origin.relocated:
-            more["in place"] = True
     elif part.origin is not None:
         more["prefix"] = part.origin.entry
     if part.patch is not None:
         more["patch"] = [*key_short(part.patch.key), part.patch.rank]
-    if part.residual is not None:
-        more["residual"] = [*key_short(part.residual.key), part.residual.width, part.residual.offset]
     if part.hidden:
         more["hidden"] = [list(rows) for rows in part.hidden]
-    if part.stage:
-        more["stage"] = part.stage
     return [part.start, part.stop, part.source.value, *part.layers, *([more] if more else [])]
 
 
@@ -384,11 +356,8 @@ def plan_words(plan: LinkPlan) -> Json:
             cost.rows_patched,
             cost.bytes_read,
             cost.patch_bytes,
-            cost.residual_bytes,
         ],
-        "selectors": [
-            [one.rule, [list(rows) for rows in one.candidates], one.layer, one.budget] for one in plan.selectors
-        ],
+        "selectors": [[[list(rows) for rows in one.candidates], one.layer, one.budget] for one in plan.selectors],
         "forming": [[*key_short(key), *need_words(plan, key)] for key in plan.forming],
         "leaving": [list(rows) for rows in plan.leaving],
         "second pass": second_pass_words(plan),
@@ -410,7 +379,7 @@ def second_pass_words(plan: LinkPlan) -> Json:
     again = plan.recomputation
     if again is None:
         return []
-    return [[list(rows) for rows in again.candidates], again.budget, list(again.question), again.least_margin]
+    return [[list(rows) for rows in again.candidates], again.budget, list(again.question), plan.least_margin]
 
 
 def need_words(plan: LinkPlan, key: ArtifactKey) -> Json:

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from emblema.kv.artifacts import Artifact, KeyFactors, ResidualStream
 from emblema.kv.chunk import Chunk, ChunkKind, Encoded
+from emblema.kv.keys import ArtifactKey, ArtifactKind
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, TextPart
-from emblema.store.keys import ArtifactKey, ArtifactKind, orbit_key
 
 MODEL = "0123456789abcdef" * 4
 CREATED = 1_780_000_000.25
@@ -119,32 +118,19 @@ def named_keys() -> dict[str, ArtifactKey]:
         "patch, other order": ArtifactKey(MODEL, chunk, (second, first)),
         "patch, nothing before": ArtifactKey(MODEL, chunk, ()),
         "patch, one twice before": ArtifactKey(MODEL, chunk, (first, second, first)),
-        "orbit": orbit_key(MODEL, chunk, (second, first)),
-        "orbit, other order": orbit_key(MODEL, chunk, (first, second, first)),
-        "orbit without its ordering": orbit_key(MODEL, chunk, (second, first), strict=True),
-        "residual, layer 0": ArtifactKey(MODEL, chunk, kind=ArtifactKind.RESIDUAL, layer=0),
-        "residual, layer 13": ArtifactKey(MODEL, chunk, kind=ArtifactKind.RESIDUAL, layer=13),
-        "keys": ArtifactKey(MODEL, chunk, kind=ArtifactKind.KEYS),
-        "basis of rank 4": ArtifactKey(MODEL, chunk, (first, second), ArtifactKind.BASIS, rank=4),
-        "basis of rank 16": ArtifactKey(MODEL, chunk, (first, second), ArtifactKind.BASIS, rank=16),
+        "orbit": ArtifactKey(MODEL, chunk, (second, first), ArtifactKind.ORBIT),
+        "orbit, other order": ArtifactKey(MODEL, chunk, (first, second, first), ArtifactKind.ORBIT),
         "repair": ChunkPart(STORED_CHUNKS["picture-float32"][0]).repair_key,
     }
 
 
-def stored_patches() -> dict[str, tuple[ArtifactKey, Artifact]]:
+def stored_patches() -> dict[str, tuple[ArtifactKey, Patch]]:
     """A piece of every kind that is made from a chunk, as it is stored."""
-    keys, chunk = named_keys(), digest(1)
+    keys = named_keys()
     return {
         "patch": (keys["patch"], made_patch((True, True), 7, 3, 1)),
         "patch-deep": (keys["patch, other order"], made_patch((False, True), 7, 2, 2, torch.bfloat16)),
         "orbit": (keys["orbit"], made_patch((True, True), 7, 2, 3)),
-        "orbit-without": (keys["orbit without its ordering"], made_patch((True, True), 7, 2, 4)),
-        "residual": (
-            ArtifactKey(MODEL, chunk, kind=ArtifactKind.RESIDUAL, layer=1),
-            ResidualStream(numbers(7, 6, seed=31), 1, 2),
-        ),
-        "keys": (keys["keys"], KeyFactors(tuple(factors(7, 3, 8, 60 + index) for index in range(2)))),
-        "basis": (keys["basis of rank 4"], made_patch((True, True), 7, 4, 5, torch.float16)),
     }
 
 

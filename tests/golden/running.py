@@ -110,7 +110,6 @@ def counts(prefill: Prefill) -> Json:
         "row layers": trace.row_layers,
         "bytes read": trace.bytes_read,
         "patch bytes": trace.patch_bytes,
-        "residual bytes": trace.residual_bytes,
         "selected": [list(rows) for rows in trace.selected],
         "fallback": usage.fallback is not None,
         "sources": ["".join(map(str, row)) for row in prefill.plan.sources().tolist()],
@@ -146,9 +145,8 @@ def leading(chunks: list[Chunk]) -> list[Any]:
 
 
 SINGLE = (
-    *("full", "blind", "patch-4", "patch-25%", "patch-4-deep", "orbit-4", "basis-4", "mpic-2", "mpic-2-raw"),
-    *("full-reuse", "cacheblend-15", "cacheblend2-15", "epic-2", "vlcache-20", "lowrank-k-3", "reprefill-deep-60"),
-    "reprefill-shallow-30",
+    *("full", "blind", "patch-4", "patch-25%", "patch-4-deep", "orbit-4", "mpic-2", "full-reuse", "cacheblend-15"),
+    *("epic-2", "vlcache-20"),
 )
 
 
@@ -171,7 +169,6 @@ def sequences(name: str) -> dict[str, list[Step]]:
         for strategy in ("patch-25%", "full-reuse", "auto"):
             found[f"{strategy}, chunks at both ends"] = [("first use", strategy, leading)]
         found["prefix"] = [("first use", "prefix", visible), ("kept", "prefix", visible), ("more", "prefix", gone)]
-        found["basis-4, one after another"] = [("first", "basis-4", visible), ("second", "basis-4", turned)]
         found["auto after patches"] = [("patched", "patch-25%", visible), ("taken", "auto", visible)]
         found["auto, a picture brought"] = [(title, "auto", brought) for title in ("first", "second", "third")]
     return found

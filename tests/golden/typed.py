@@ -36,8 +36,7 @@ def _commands(command: Any, path: str) -> Iterator[tuple[str, Json]]:
 
 def vllm_names() -> Json:
     """What the plugin is called by: read from its source, so that no vLLM is needed."""
-    from emblema.plugin.settings import PluginSettings
-    from emblema.vllm.retrieving import RETRIEVAL_VARIABLE
+    from emblema.served.settings import PluginSettings
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return {
@@ -47,9 +46,7 @@ def vllm_names() -> Json:
         "connectors": sorted(_registered()),
         "metrics": sorted(_metrics()),
         "connector's options": sorted(PluginSettings.__dataclass_fields__),
-        "variable": RETRIEVAL_VARIABLE,
         "worker in the command line": _said("serving.py", "emblema.vllm.EmblemaWorker"),
-        "middleware in the command line": _said("serving.py", "emblema.vllm.retrieving.Retrieving"),
     }
 
 
@@ -57,7 +54,6 @@ CLASSES = (
     "emblema.vllm.EmblemaConnector",
     "emblema.vllm.EmblemaEncoderConnector",
     "emblema.vllm.EmblemaWorker",
-    "emblema.vllm.retrieving.Retrieving",
 )
 
 

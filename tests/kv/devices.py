@@ -1,7 +1,7 @@
 """A device that is simulated: work is queued, and runs when somebody waits for it."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -32,23 +32,33 @@ class Device:
     def follow(self) -> None:
         self.queued.append(partial(self._run, self.model, list(self.model)))
 
-    def copy(self, source: Tensor) -> Tensor:
-        target = torch.zeros_like(source)
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
         self.kept.append(source)
         self.queued.append(partial(target.copy_, source))
-        return target
 
-    def mark(self) -> Callable[[], None]:
-        before = list(self.queued)
+    def mark(self) -> "Mark":
+        return Mark(self, list(self.queued))
 
-        def wait() -> None:
-            self.waits.append(threading.get_ident())
-            self._run(self.queued, before)
-
-        return wait
+    def wait(self, queued: list[Callable[[], object]]) -> None:
+        """Have done what was queued."""
+        self.waits.append(threading.get_ident())
+        self._run(self.queued, queued)
 
     def _run(self, stream: list[Callable[[], object]], queued: list[Callable[[], object]]) -> None:
         for work in queued:
             if work in stream:
                 stream.remove(work)
                 work()
+
+
+class Mark:
+    """A point on the stream for copies."""
+
+    def __init__(self, device: Device, before: list[Callable[[], object]]) -> None:
+        self._device, self._before = device, before
+
+    def wait(self) -> None:
+        self._device.wait(self._before)

@@ -46,8 +46,6 @@ class Case:
         dtype: of rows, factors and memory.
         order: name of the memory's order.
         scattered: whether pages are in an order of chance.
-        relocated: whether rows are turned.
-        replaces: whether the patch takes the rows' place.
         seed: of all chance.
     """
 
@@ -56,8 +54,6 @@ class Case:
     dtype: torch.dtype = torch.float32
     order: str = "dense"
     scattered: bool = False
-    relocated: bool = True
-    replaces: bool = False
     seed: int = 0
 
 
@@ -93,13 +89,10 @@ def errors_of(placer: Placer, case: Case) -> NDArray[np.float64]:
         logical = torch.arange(3, 3 + rows)
         slots = torch.randperm(pages, generator=chance)[logical // PAGE] * PAGE + logical % PAGE
     books = [PhaseBook({"": table}, each) for each in (source, target)]
-    segments = tuple(
-        PlacedSegment(at.source, at.first, at.rows, case.replaces and index == 1) for index, at in enumerate(SEGMENTS)
-    )
-    placement = RowPlacement(segments, slots, books[0], books[1] if case.relocated else books[0])
+    placement = RowPlacement(SEGMENTS, slots, books[0], books[1])
     memory = ORDERS[case.order](pages, case.dtype)
     whole = memory.as_strided((memory.untyped_storage().nbytes() // memory.itemsize,), (1,), 0)
-    placer.place(placement, [SlotRows(sources, tuple(factors), case.band, memory, keys=True)])
+    placer.place(placement, [SlotRows(sources, tuple(factors), case.band, memory)])
     assert int((whole != UNWRITTEN).sum()) == rows * HEADS * WIDTH
     found = _read(memory, slots).double().numpy()
     wanted, norm = _defined(case, sources, factors, source, target)
@@ -129,18 +122,15 @@ def _defined(
             shift = torch.stack([product[:, head * WIDTH : (head + 1) * WIDTH] for head in range(HEADS)])
             # Each term of a product is rounded by itself.
             terms = (added.left.double().abs() @ added.right.double().abs()).norm(dim=-1)[None, :, None]
-            if case.replaces:
-                rows = torch.zeros_like(rows)
         else:
             terms = torch.zeros(1, 1, 1)
         norms.append((rows.norm(dim=-1, keepdim=True) + terms).numpy())
         if case.band is None:
             made.append((rows + shift).numpy())
             continue
-        there = table_turns(case.band, (target if case.relocated else source)[:, span])
+        there = table_turns(case.band, target[:, span])
         back = table_turns(case.band, source[:, span]).conj()
-        own = turned_pairs(rows, case.band, there * back) if case.relocated else rows.numpy()
-        made.append(own + turned_pairs(shift, case.band, there))
+        made.append(turned_pairs(rows, case.band, there * back) + turned_pairs(shift, case.band, there))
     return np.concatenate(made, axis=1), np.concatenate(norms, axis=1)
 
 
@@ -153,7 +143,4 @@ CASES = {
     "axes, patched": Case(BANDS["interleaved axes"], rank=40),
     "no band": Case(None),
     "no band, patched": Case(None, rank=5),
-    "not relocated": Case(BANDS["half"], relocated=False),
-    "not relocated, patched": Case(BANDS["half"], rank=5, relocated=False),
-    "keys replaced": Case(BANDS["half"], rank=5, replaces=True),
 }

@@ -44,7 +44,7 @@ def slot(heads: int, width: int, rank: int, band: RotaryBand | None) -> SlotRows
         return torch.empty(*shape, dtype=torch.bfloat16, device="meta")
 
     factors = Factors(empty(64, rank), empty(rank, heads * width)) if rank else None
-    return SlotRows((empty(heads, 64, width),), (factors,), band, empty(4, 16, heads, width), keys=False)
+    return SlotRows((empty(heads, 64, width),), (factors,), band, empty(4, 16, heads, width))
 
 
 def compiled(architecture: int, held: SlotRows) -> Any:
@@ -57,7 +57,7 @@ def compiled(architecture: int, held: SlotRows) -> Any:
 
     # Where the interpreter was asked for, the decorator made no function to compile.
     kernel = place_rows if isinstance(place_rows, JITFunction) else JITFunction(place_rows.fn)
-    known = constants(held, turns=True, aligned=True, interpreted=False)
+    known = constants(held, aligned=True, interpreted=False)
     names = kernel.arg_names
     floats = {"turn_cos", "turn_sin", "home_cos", "home_sin"}
     tables = {"tiles", "slots", "pieces", "memories"}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from emblema.kv.layout import LayerLayout, LayerRows, Pairing, RotaryBand
-from emblema.kv.rotation import PhaseBook, Phases, phases, place, relocate, rotate, unplace
+from emblema.kv.rotation import PhaseBook, Phases, phases, place, relocate, rotate, rotate_into, unplace
 from tests.kv.tables import BANDS, table, table_turns, turned_pairs
 
 TOKENS = 6
@@ -162,3 +162,18 @@ def test_phases_read_each_frequency_from_its_own_axis() -> None:
     for pair, axis in enumerate(band.axes):
         cos, _ = table(positions_at(10)[axis])
         assert torch.equal(turn.cos[:, pair], cos[:, pair])
+
+
+@bands
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_turn_is_the_same_however_rows_lie_in_memory(band: RotaryBand, add: bool, shift: int, step: int) -> None:
+    """Where neighbours cannot be read as one complex number, they are turned feature by feature."""
+    rows, turn = keys(5), phases(table, band, positions_at(40))
+    held = torch.zeros(2, TOKENS, 16 * step + shift)[..., shift::step]
+    held.copy_(rows)
+    out = torch.ones(2, TOKENS, 16 * step + shift)[..., shift::step]
+    rotate_into(out, held, band, turn, add=add)
+    wanted = turned_pairs(rows, band, table_turns(band, positions_at(40)))
+    assert np.abs(out.numpy() - (wanted + add)).max() <= 2e-6 * float(rows.abs().max())

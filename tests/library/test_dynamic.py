@@ -237,8 +237,8 @@ def test_collections_outlive_the_process(tmp_path: Path) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from emblema.library.catalogue import Catalogue
-catalogue = Catalogue(Path(sys.argv[1]))
+from emblema.library.listings import Listings
+catalogue = Listings(Path(sys.argv[1]))
 print(catalogue.hold(sys.argv[2], sys.argv[3], "holder"), flush=True)
 sys.stdin.read()
 """
@@ -249,7 +249,7 @@ def test_a_snapshot_of_another_process_holds_until_that_ends(tmp_path: Path) -> 
     hotels = Hotels(tmp_path)
     hotels.admin.put("ritz", photo(1))
     scope = hotels.bench.tenant.scope()
-    command = [sys.executable, "-c", HOLD, str(tmp_path / "library.sqlite"), scope, hotels.admin.key]
+    command = [sys.executable, "-c", HOLD, str(tmp_path), scope, hotels.admin.key]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None and process.stdout.readline().strip() == b"1"

@@ -39,13 +39,13 @@ def test_libraries_are_read_where_nothing_can_be_written(disk: Path, crashed: bo
     DynamicLibrary(libraries, "hotels", administrator(store).tenant, Landmarks()).put("ritz", photo(3))
     if crashed:
         # Its log stays beside the catalogue.
-        for path in list(disk.glob("library.sqlite*")):
+        for path in list(disk.glob("catalogue.sqlite*")):
             (disk / f"kept-{path.name}").write_bytes(path.read_bytes())
     libraries.close()
     if crashed:
         for path in list(disk.glob("kept-*")):
             path.replace(disk / path.name.removeprefix("kept-"))
-        assert (disk / "library.sqlite-wal").exists()
+        assert (disk / "catalogue.sqlite-wal").exists()
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     clock.time += 6
     libraries = Libraries(disk, clock=clock)
@@ -58,7 +58,7 @@ def test_libraries_are_read_where_nothing_can_be_written(disk: Path, crashed: bo
         assert list(request) == ["ritz"] and request["ritz"].tokens > 0
     assert [hit.name for hit in files.search("word0", 1)] == ["one"]
     for act in (lambda: files.delete("one"), lambda: admin.put("inn", photo(4)), lambda: files.add(png(1), "again")):
-        with pytest.raises(StoreError, match="can only be read, its folder cannot be written"):
+        with pytest.raises(StoreError, match="cannot be written"):
             act()
     assert list(files) == ["one"] and list(reader) == ["ritz"] and files["one"].id in bench.view
-    libraries.catalogue.close()
+    libraries.listings.close()

@@ -1,20 +1,20 @@
-"""The vector index against plain arithmetic, and its file against everything that can happen to a file."""
+"""The vector index against plain arithmetic, and its rows against damage."""
 
-import os
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import faiss
 import numpy
 import pytest
-import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
 from emblema.errors import StoreError
-from emblema.library.saved_vectors import Indexes, SavedIndex, read_vectors, write_vectors
+from emblema.library.listings import Listings
+from emblema.library.saved_vectors import Indexes
 from emblema.library.vectors import VectorIndex, combined
-
-ABOUT = "scope embedder"
+from emblema.store.catalogue import Catalogue
 
 
 def identity(number: int) -> str:
@@ -141,114 +141,69 @@ def test_another_width_is_refused() -> None:
     assert VectorIndex().search(numpy.zeros((1, 5)), 1, [identity(0)]) == []
 
 
-def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
-    path, vectors = tmp_path / "deep" / "vectors.safetensors", filled(20).snapshot()
-    write_vectors(path, ABOUT, vectors)
-    back = read_vectors(path, ABOUT)
-    assert list(back) == list(vectors) and all(numpy.array_equal(back[chunk], vectors[chunk]) for chunk in vectors)
-    assert path.stat().st_mode & 0o077 == 0 and os.listdir(path.parent) == [path.name]
-    write_vectors(path, ABOUT, {})
-    assert read_vectors(path, ABOUT) == {}
-    with pytest.raises(StoreError, match="what it is about"):
-        read_vectors(path, "another")
-    with pytest.raises(FileNotFoundError):
-        read_vectors(tmp_path / "none", ABOUT)
-
-
-def damaged(data: bytes, random: numpy.random.Generator) -> bytes:
-    """The file flipped, cut, zeroed, swapped about or emptied somewhere."""
-    changed = bytearray(data)
-    start = int(random.integers(len(data)))
-    stop = min(len(data), start + int(random.integers(1, 64)))
-    match int(random.integers(6)):
-        case 0:
-            changed[start] ^= 1 << int(random.integers(8))
-        case 1:
-            del changed[start:]
-        case 2:
-            changed[start:stop] = bytes(stop - start)
-        case 3:
-            changed[start:stop] = random.bytes(stop - start)
-        case 4:
-            changed = changed[start:] + changed[:start]
-        case _:
-            changed += random.bytes(stop - start)
-    return bytes(changed)
-
-
-def test_every_damaged_file_is_noticed(tmp_path: Path) -> None:
-    path, vectors = tmp_path / "vectors.safetensors", filled(20).snapshot()
-    write_vectors(path, ABOUT, vectors)
-    data = path.read_bytes()
-    random = numpy.random.default_rng(0)
-    noticed = 0
-    for _ in range(500):
-        path.write_bytes(damaged(data, random))
-        try:
-            found = read_vectors(path, ABOUT)
-        except StoreError:
-            noticed += 1
-        else:
-            # A byte of zeros was zeroed, or a space in the header turned into another: what is read is the same.
-            assert list(found) == list(vectors)
-            assert all(numpy.array_equal(found[chunk], vectors[chunk]) for chunk in vectors)
-    assert noticed > 450
-
-
-def test_files_that_are_none_are_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "vectors.safetensors"
-    write_vectors(path, ABOUT, filled(3).snapshot())
-    with pytest.raises(StoreError, match="at most 10 bytes"):
-        read_vectors(path, ABOUT, limit=10)
-    (tmp_path / "link").symlink_to(path)
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("link", "pipe", "."):
-        with pytest.raises(StoreError):
-            read_vectors(tmp_path / name, ABOUT)
-    safetensors.numpy.save_file({"ids": numpy.zeros(3)}, path)
-    with pytest.raises(StoreError, match="damaged"):
-        read_vectors(path, ABOUT)
+def opened(folder: Path) -> Indexes:
+    return Indexes(Listings(folder).catalogue)
 
 
 def test_an_index_is_kept_reread_and_made_again(tmp_path: Path) -> None:
-    first = Indexes(tmp_path).of("scope", "embedder")
+    first, second = opened(tmp_path).of("scope", "embedder"), opened(tmp_path).of("scope", "embedder")
     vectors = filled(5).snapshot()
-    for chunk, one in vectors.items():
-        first.add(chunk, one)
-    assert list(tmp_path.iterdir()) == []
-    first.flush()
-    (path,) = tmp_path.iterdir()
-    second = Indexes(tmp_path).of("scope", "embedder")
+    first.add(vectors)
     second.refresh()
-    assert len(second.index) == 5 and second.damaged == 0
-    first.remove([identity(0)])
-    first.add(identity(7), vectors[identity(1)])
-    first.flush()
+    assert second.damaged == 0 and second.index.snapshot().keys() == vectors.keys()
+    assert all(numpy.array_equal(found, vectors[chunk]) for chunk, found in second.index.snapshot().items())
+    first.add({identity(7): vectors[identity(1)]})
     second.refresh()
     assert identity(7) in second.index
-    path.write_bytes(b"\x00" * 100)
-    third = SavedIndex(path, "scope embedder")
-    third.refresh()
-    third.refresh()
-    assert len(third.index) == 0 and third.damaged == 1
-    third.add(identity(1), vectors[identity(1)])
-    third.flush()
-    assert len(read_vectors(path, "scope embedder")) == 1
-    assert Indexes(tmp_path).of("other", "embedder").path != path
+    other = opened(tmp_path)
+    for scope, embedder in (("other", "embedder"), ("scope", "other")):
+        other.of(scope, embedder).refresh()
+        assert len(other.of(scope, embedder).index) == 0
 
 
-def test_many_changes_are_written_without_being_asked(tmp_path: Path) -> None:
-    saved = SavedIndex(tmp_path / "vectors", ABOUT)
-    for number in range(64):
-        saved.add(identity(number), numpy.ones((1, 4), numpy.float32))
-    assert len(read_vectors(tmp_path / "vectors", ABOUT)) == 64
+def test_a_chunk_is_forgotten_under_every_embedder_of_its_scope(tmp_path: Path) -> None:
+    listings, vectors = Listings(tmp_path), filled(2).snapshot()
+    indexes, all_of_it = Indexes(listings.catalogue), [("scope", "one"), ("scope", "two"), ("other", "one")]
+    for of in all_of_it:
+        indexes.of(*of).add(vectors)
+    indexes.forget("scope", [identity(0)])
+    listings.freed("scope", [identity(0)])
+    again = opened(tmp_path)
+    for each in (indexes, again):
+        for scope, embedder in all_of_it:
+            each.of(scope, embedder).refresh()
+            found = list(each.of(scope, embedder).index.snapshot())
+            assert found == [identity(0), identity(1)][scope == "scope" :]
 
 
-def test_a_folder_that_cannot_be_written_costs_no_answer(tmp_path: Path) -> None:
-    (tmp_path / "taken").write_bytes(b"a file, no folder")
-    saved = SavedIndex(tmp_path / "taken" / "vectors", ABOUT)
-    for number in range(70):
-        saved.add(identity(number), numpy.ones((1, 4), numpy.float32))
+@pytest.mark.parametrize(
+    "change",
+    [
+        "vectors = zeroblob(length(vectors))", "vectors = x'00'", "width = 0", "width = width * 2", "width = 'x'",
+        "checksum = 'none'", f"chunk = '{identity(9)}'", "scope = 'scope', chunk = chunk || '0'", "vectors = 'text'",
+    ],
+)  # fmt: skip
+def test_every_damaged_row_is_noticed_and_made_again(tmp_path: Path, change: str) -> None:
+    vectors = filled(3).snapshot()
+    opened(tmp_path).of("scope", "embedder").add(vectors)
+    with contextlib.closing(sqlite3.connect(tmp_path / "catalogue.sqlite")) as rows, rows:
+        rows.execute(f"UPDATE vectors SET {change} WHERE chunk = ?", (identity(1),))
+    saved = opened(tmp_path).of("scope", "embedder")
+    saved.refresh()
+    assert saved.damaged == 1 and list(saved.index.snapshot()) == [identity(0), identity(2)]
+    saved.add({identity(1): vectors[identity(1)]})
+    again = opened(tmp_path).of("scope", "embedder")
+    again.refresh()
+    assert identity(1) in again.index and len(again.index) == 3
+
+
+def test_a_folder_that_cannot_be_written_costs_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    indexes = opened(tmp_path)
+
+    def failing(*given: object, **named: object) -> object:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(Catalogue, "change", failing)
+    saved = indexes.of("scope", "embedder")
+    saved.add({identity(number): numpy.ones((1, 4), numpy.float32) for number in range(70)})
     assert len(saved.index) == 70
-    with pytest.raises(StoreError, match="could not be written"):
-        saved.flush()

@@ -115,13 +115,13 @@ class PlainDecoder:
         flags = torch.tensor(text), torch.tensor(slid)
         return Laid(torch.cat(embeds), torch.cat(positions, dim=1), *flags, chunks)
 
-    def linked(self, laid: Laid, *, relocated: bool = True) -> tuple[list[Tensor], list[Tensor]]:
+    def linked(self, laid: Laid) -> tuple[list[Tensor], list[Tensor]]:
         """Rotated keys and values of all rows per layer: chunks as they were kept, zeros (dummies) for text."""
         shape = (self.kv_heads, laid.rows, self.width)
         keys, values = [[torch.zeros(shape) for _ in self.layers] for _ in range(2)]
         for start, encoded in laid.chunks:
             rows = slice(start, start + encoded.tokens)
-            where = laid.positions[:, rows] if relocated else encoded.positions
+            where = laid.positions[:, rows]
             for layer, (k, v) in enumerate(self.alone(encoded)[0]):
                 keys[layer][:, rows], values[layer][:, rows] = self.turn(k, where), v
         return keys, values
@@ -136,10 +136,10 @@ class PlainDecoder:
             x = self.finish(layer, x, q, keys[layer], values[layer], sees[rows])
         return x
 
-    def mpic(self, prompt: Prompt, tokens: int, *, relocated: bool = True) -> Tensor:
+    def mpic(self, prompt: Prompt, tokens: int) -> Tensor:
         """MPIC-k: text and the first k rows of each chunk in one step over stored and dummy rows."""
         laid = self.lay(prompt)
-        keys, values = self.linked(laid, relocated=relocated)
+        keys, values = self.linked(laid)
         chosen = laid.text.clone()
         for start, encoded in laid.chunks:
             chosen[start : start + min(tokens, encoded.tokens)] = True
@@ -150,10 +150,10 @@ class PlainDecoder:
         rows = laid.text.nonzero()[:, 0]
         self.selective(laid, keys, values, rows, laid.sees() & laid.text[None])
 
-    def full_reuse(self, prompt: Prompt, *, relocated: bool = True) -> Tensor:
+    def full_reuse(self, prompt: Prompt) -> Tensor:
         """Text by itself; then the first output token over text and stored chunks together."""
         laid = self.lay(prompt)
-        keys, values = self.linked(laid, relocated=relocated)
+        keys, values = self.linked(laid)
         self.text_first(laid, keys, values)
         return self.logits(self.selective(laid, keys, values, torch.tensor([laid.rows - 1]), laid.sees())[-1])
 

@@ -14,9 +14,7 @@ from emblema.link.taken_rows import LinkJob, Resources
 from emblema.models.adapter import Adapter
 from emblema.store.arriving import ArrivingRows
 from tests.engine.engines import engine, kv_error, largest_error, pictures, text
-from tests.families import CASES
-
-NAMES = list(CASES)
+from tests.families import NAMES
 
 
 def knowledge(adapter: Adapter) -> Knowledge:

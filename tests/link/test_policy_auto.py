@@ -1,6 +1,6 @@
 """Plans of `auto`, without a model: each row of the menu, and what is never chosen."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import pytest
 from hypothesis import given
@@ -8,14 +8,16 @@ from hypothesis import strategies as st
 
 from emblema.errors import EmblemaError, StrategyError
 from emblema.kv.chunk import Chunk
+from emblema.kv.keys import ArtifactKey
+from emblema.link.lanes import Decision, Lane, LaneVerdict, Trial
 from emblema.link.plan import LinkPlan
-from emblema.link.policy.choosing import Trial, drift_of
-from emblema.link.policy.policy import Decision, Lane, LaneVerdict, Policy, PolicyInputs, RowCosts, unmeasured
+from emblema.link.policy.expectations import RowCosts
+from emblema.link.policy.fidelity import MeasuredLanes
+from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, TextPart
-from emblema.link.strategies.auto import Auto, bounded, second_pass_pays
+from emblema.link.strategies.auto import Auto, bounded
 from emblema.link.strategies.base import Knowledge, PrefixMatch
 from emblema.link.strategies.full import Full
-from emblema.store.keys import ArtifactKey, orbit_key
 from tests.link.pieces import LAYERS, LAYOUTS, chunk, knowledges, prompts, zero_patch
 
 PAGES = [chunk(index, 6) for index in range(6)]
@@ -32,12 +34,8 @@ def key(page: int, before: Iterable[int]) -> ArtifactKey:
     return ArtifactKey("model", PAGES[page].id, tuple(PAGES[index].id for index in before))
 
 
-def orbit(page: int, before: Iterable[int]) -> ArtifactKey:
-    return orbit_key("model", PAGES[page].id, tuple(PAGES[index].id for index in before))
-
-
 def known(
-    keys: Iterable[ArtifactKey], *, rank: int = 3, prefix: int = 0, policy_inputs: PolicyInputs | None = None
+    keys: Iterable[ArtifactKey], *, rank: int = 3, prefix: int = 0, measured: MeasuredLanes | None = None
 ) -> Knowledge:
     """A store that has patches with these keys."""
     held = {one: zero_patch(6, rank) for one in keys}
@@ -47,7 +45,8 @@ def known(
         held.get,
         lambda prompt: PrefixMatch("kept", prefix) if prefix else None,
         artifact_keys=lambda name: [one for one in held if one.chunk == name],
-        policy_inputs=policy_inputs or PolicyInputs(POLICY),
+        policy=POLICY,
+        measured=measured or MeasuredLanes(),
     )
 
 
@@ -91,88 +90,15 @@ def test_an_exact_prefix_comes_before_all_and_the_rest_is_chosen_for() -> None:
     assert lanes(whole) == ["prefix"] * 3 and whole.exact and (whole.sources() == 0).sum() == LAYERS
 
 
-def test_the_same_set_in_another_order_takes_the_orbit() -> None:
-    plan = Auto().plan(prompt_of([1, 0, 2]), known([orbit(2, [0, 1]), key(2, [0, 1])]))
-    assert last(plan).lane is Lane.ORBIT and last(plan).key == orbit(2, [0, 1])
-    without = Auto().plan(prompt_of([1, 0, 2]), known([key(2, [0, 1])]))
-    assert last(without).lane is Lane.REFRESH and last(without).key == key(2, [0, 1])
-    other = Auto().plan(prompt_of([1, 3, 2]), known([orbit(2, [0, 1])]))
-    assert last(other).lane is Lane.FULL, "another set"
-
-
-def borne(kind: str, lane: Lane, policy: Policy) -> LaneVerdict:
-    """All lanes were measured to keep the bound, but a bare chunk."""
-    return LaneVerdict(lane is not Lane.BARE, "measured")
-
-
-def test_a_dropped_or_duplicated_page_keeps_the_stored_patch_where_that_was_measured_to_be_borne() -> None:
-    stored = known([key(3, [0, 1, 2])], policy_inputs=PolicyInputs(POLICY, borne))
-    for now in ([1, 2], [0, 2], [0, 1, 2, 2]):
-        plan = Auto().plan(prompt_of([*now, 3]), stored)
-        assert last(plan).lane is Lane.DRIFT and last(plan).key == key(3, [0, 1, 2]), now
-    assert last(Auto(Policy(rank=3, drift=0)).plan(prompt_of([1, 2, 3]), stored)).lane is Lane.REFRESH
-    unmeasured_yet = last(Auto().plan(prompt_of([1, 2, 3]), known([key(3, [0, 1, 2])])))
-    assert unmeasured_yet.lane is Lane.REFRESH and unmeasured_yet.closed == (Lane.DRIFT, Lane.BARE)
-    unbounded = Auto(Policy(rank=3, max_kl=None)).plan(prompt_of([1, 2, 3]), known([key(3, [0, 1, 2])]))
-    assert last(unbounded).lane is Lane.DRIFT, "no bound to break"
-
-
-@pytest.mark.parametrize("now", [[0, 1, 2, 4], [4, 0, 1, 2], [0, 1, 4, 2], [0, 1, 2, 4, 4], [0, 1, 2, 2, 4]])
-def test_what_a_page_has_never_seen_is_no_small_drift(now: list[int]) -> None:
-    """Whatever else stands there still, however much may be borne, and even without a bound to break."""
-    for policy in (Policy(rank=3, drift=1), Policy(rank=3, drift=1, max_kl=None)):
-        stored = known([key(3, [0, 1, 2])], policy_inputs=PolicyInputs(policy, borne))
-        plan = Auto().plan(prompt_of([*now, 3]), stored)
-        assert last(plan).lane in (Lane.REFRESH, Lane.FULL) and Lane.DRIFT not in last(plan).closed
-        assert not any(part.patch is not None for part in plan.ranges)
-    # The other way round, nothing is there that the patch has not seen.
-    back = known([key(3, now)], policy_inputs=PolicyInputs(Policy(rank=3, drift=1), borne))
-    assert last(Auto().plan(prompt_of([0, 1, 2, 3]), back)).lane is Lane.DRIFT
-
-
-def test_a_material_change_is_refreshed_and_excess_or_nothing_in_common_rebuilds() -> None:
-    stored = known([key(3, [0, 1])])
-    for now in ([0, 4], [1, 0], [0, 1, 4]):
-        plan = Auto().plan(prompt_of([*now, 3]), stored)
-        assert last(plan).lane is Lane.REFRESH and last(plan).key == key(3, [0, 1]), now
-        assert (plan.sources()[:, 2 + 6 * len(now) : 8 + 6 * len(now)] == 0).all()
-    for now in ([4, 5], [0, 1, 4, 5], []):
-        plan = Auto().plan(prompt_of([*now, 3]), stored)
-        assert last(plan).lane is Lane.FULL and last(plan).key is None, now
-
-
-def test_contents_without_a_gap_are_taken_bare() -> None:
-    def verdict(kind: str, lane: Lane, policy: Policy) -> LaneVerdict:
-        return LaneVerdict(True, "measured") if (kind, lane) == ("image", Lane.BARE) else unmeasured(kind, lane, policy)
-
-    policy_inputs = PolicyInputs(POLICY, verdict)
-    plan = Auto().plan(prompt_of([0, 1]), known([key(1, [0])], policy_inputs=policy_inputs))
-    assert lanes(plan) == ["bare", "patch"], "a patch that is there is more faithful"
-    assert (plan.sources()[:, 2:8] == 1).all()
-
-
 def test_a_closed_lane_is_not_taken_and_the_reason_says_so() -> None:
-    policy_inputs = PolicyInputs(
-        POLICY, lambda kind, lane, policy: LaneVerdict(lane is not Lane.PATCH, "measured 0.3 nats")
-    )
-    plan = Auto().plan(prompt_of([0, 1]), known([key(0, []), key(1, [0])], policy_inputs=policy_inputs))
-    assert lanes(plan) == ["bare", "bare"]
-    shut = PolicyInputs(POLICY, lambda kind, lane, policy: LaneVerdict(False, "measured 0.3 nats"))
-    plan = Auto().plan(prompt_of([0, 1]), known([key(0, []), key(1, [0])], policy_inputs=shut))
+    shut = MeasuredLanes(lambda kind, lane, policy: LaneVerdict(False, "measured 0.3 nats"))
+    plan = Auto().plan(prompt_of([0, 1]), known([key(0, []), key(1, [0])], measured=shut))
     assert lanes(plan) == ["full"] * 2 and "patch not taken: measured 0.3 nats" in str(plan.decisions[0])
 
 
-def test_computing_is_chosen_where_it_is_measured_to_be_quicker() -> None:
-    keys = [key(0, []), key(1, [0])]
-    quicker = PolicyInputs(POLICY, gain=lambda rows, patch_bytes: -0.002 if patch_bytes else None)
-    assert lanes(Auto().plan(prompt_of([0, 1]), known(keys, policy_inputs=quicker))) == ["full"] * 2
-    slower = PolicyInputs(POLICY, gain=lambda rows, patch_bytes: 0.002)
-    assert lanes(Auto().plan(prompt_of([0, 1]), known(keys, policy_inputs=slower))) == ["patch"] * 2
-
-
-@pytest.mark.parametrize("policy", [Policy(max_kl=0, rank=3), Policy(min_agreement=1, rank=3)])
+@pytest.mark.parametrize("policy", [Policy(max_kl=0, rank=3), Policy(alpha=0, rank=3)])
 def test_a_bound_of_nothing_takes_exact_rows_only(policy: Policy) -> None:
-    keys = [key(0, []), key(1, [0]), orbit(1, [0])]
+    keys = [key(0, []), key(1, [0])]
     assert lanes(Auto(policy).plan(prompt_of([0, 1]), known(keys))) == ["full"] * 2
     assert lanes(Auto(policy).plan(prompt_of([0, 1]), known(keys, prefix=8))) == ["prefix", "full"]
 
@@ -183,8 +109,8 @@ def test_a_requests_policy_is_its_own() -> None:
     for strategy in ("blind", Full()):
         with pytest.raises(StrategyError, match="only auto"):
             bounded(strategy, POLICY)
-    for wrong in ({"max_kl": -1}, {"min_agreement": 1.5}, {"canary": 2}, {"rank": 0}, {"rank": 1.5}, {"share": 0},
-                  {"max_kl": float("nan")}, {"canary": None}, {"drift": True}, {"forming_seconds": "9"}):  # fmt: skip
+    for wrong in ({"max_kl": -1}, {"alpha": 1.5}, {"delta": 0}, {"canary": 2}, {"rank": 0}, {"rank": 1.5}, {"share": 0},
+                  {"max_kl": float("nan")}, {"canary": None}, {"margin": True}, {"forming_seconds": "9"}):  # fmt: skip
         with pytest.raises(EmblemaError, match="policy"):
             Policy(**wrong)
 
@@ -209,35 +135,43 @@ def test_rows_of_a_window_are_as_they_are() -> None:
 
 def test_a_trial_takes_one_lane_of_one_kind_and_no_other() -> None:
     keys = [key(0, []), key(1, [0])]
-    bare = Auto(trial=Trial("image", Lane.BARE)).plan(prompt_of([0, 1]), known(keys, prefix=14))
-    assert lanes(bare) == ["bare"] * 2
-    assert lanes(Auto(trial=Trial("text", Lane.BARE)).plan(prompt_of([0, 1]), known(keys))) == ["full"] * 2
+    shut = MeasuredLanes(lambda kind, lane, policy: LaneVerdict(False, "measured 0.3 nats"))
+    tried = Auto(trial=Trial("image", Lane.PATCH)).plan(prompt_of([0, 1]), known(keys, prefix=14, measured=shut))
+    assert lanes(tried) == ["patch"] * 2 and tried.least_margin is None, "an answer of any margin is compared"
+    assert lanes(Auto(trial=Trial("text", Lane.PATCH)).plan(prompt_of([0, 1]), known(keys))) == ["full"] * 2
+
+
+def test_an_answer_over_taken_rows_has_to_be_sure() -> None:
+    keys, asked = [key(0, []), key(1, [0])], []
+
+    def least(lanes: Collection[tuple[str, Lane]], policy: Policy) -> float:
+        asked.append(set(lanes))
+        return 0.35
+
+    stored = known(keys, measured=MeasuredLanes(least_margin=least))
+    assert Auto().plan(prompt_of([0, 1]), stored).least_margin == 0.35 and asked == [{("image", Lane.PATCH)}]
+    assert Auto(Policy(rank=3, margin=0.9)).plan(prompt_of([0, 1]), stored).least_margin == 0.9
+    assert Auto().plan(prompt_of([2, 3]), stored).least_margin is None, "all of it is computed"
 
 
 @given(
-    stored=st.lists(st.tuples(st.lists(st.integers(0, 4), max_size=4), st.booleans()), max_size=6),
+    stored=st.lists(st.lists(st.integers(0, 4), max_size=4), max_size=6),
     now=st.lists(st.integers(0, 4), max_size=4),
-    share=st.floats(0, 1),
 )
-def test_a_stale_patch_is_never_chosen(stored: list[tuple[list[int], bool]], now: list[int], share: float) -> None:
-    keys = [orbit(5, before) if averaged else key(5, before) for before, averaged in stored]
-    policy_inputs = PolicyInputs(POLICY, borne)
-    plan = Auto(Policy(rank=3, drift=share)).plan(prompt_of([*now, 5]), known(keys, policy_inputs=policy_inputs))
+def test_a_stale_patch_is_never_chosen(stored: list[list[int]], now: list[int]) -> None:
+    keys = [key(5, before) for before in stored]
+    plan = Auto(POLICY).plan(prompt_of([*now, 5]), known(keys))
     plan.validate()
     names = tuple(PAGES[index].id for index in now)
     for one in plan.decisions:
         if one.chunk != PAGES[5].id:
             continue
         if one.lane is Lane.PATCH:
-            assert one.key is not None and one.key.antecedents == names and not one.key.orbit
-        elif one.lane is Lane.ORBIT:
-            assert one.key is not None and one.key.antecedents == tuple(sorted(names)) and one.key.orbit
-        elif one.lane is Lane.DRIFT:
-            assert one.key is not None and drift_of(one.key.antecedents, names).small(share)
+            assert one.key is not None and one.key.antecedents == names
         else:
-            assert one.lane in (Lane.FULL, Lane.REFRESH) and key(5, now) not in keys
+            assert one.lane is Lane.FULL and key(5, now) not in keys
     used = {part.patch.key for part in plan.ranges if part.patch is not None}
-    assert used == {one.key for one in plan.decisions if one.key is not None and one.lane is not Lane.REFRESH}
+    assert used == {one.key for one in plan.decisions if one.key is not None}
 
 
 @given(prompt=prompts(), store=knowledges())
@@ -261,15 +195,14 @@ def test_a_second_pass_pays_if_it_saves_a_tenth() -> None:
     """1,000 rows are to be computed, or taken and a tenth of them read again with 20 rows of the question."""
     prompt = Prompt.of([TextPart((1,) * 10), ChunkPart(chunk(1, 1000)), TextPart((2,) * 20)], 1)
 
-    def pays(unsure: float, **more: int) -> bool:
-        inputs = PolicyInputs(unsure=lambda: unsure, row_costs=lambda: RowCosts(forward=30, taken=0.1))
-        return second_pass_pays(prompt, [(600, 0.1), (400, 0.1)], inputs, **more)
+    def pays(unsure: float, alone: int = 0) -> bool:
+        return RowCosts(30, 0.1, unsure=lambda prompt: unsure).pays(prompt, 1000, 0.1, alone)
 
     # 100 rows, the question, a forward and 1,000 taken rows are 250; all 1,030 rows and a forward follow if unsure.
     assert pays(649 / 1060) and not pays(650.5 / 1060)
     # What has to be prefilled alone before takes a forward too.
-    assert pays(0.5, captured=89) and not pays(0.5, captured=90)
-    assert pays(619.5 / 1060, captured=0) and not pays(619.5 / 1060, captured=1)
+    assert pays(0.5, alone=89) and not pays(0.5, alone=90)
+    assert pays(619.5 / 1060, alone=0) and not pays(619.5 / 1060, alone=1)
 
 
 def test_a_second_pass_pays_less_where_prompts_are_gone_on_from() -> None:
@@ -277,8 +210,6 @@ def test_a_second_pass_pays_less_where_prompts_are_gone_on_from() -> None:
     prompt = Prompt.of([TextPart((1,) * 10), ChunkPart(chunk(1, 1000)), TextPart((2,) * 20)], 1)
 
     def pays(continued: float) -> bool:
-        costs = RowCosts(forward=30, taken=0.1)
-        inputs = PolicyInputs(unsure=lambda: 0.0, row_costs=lambda: costs, continued=lambda prompt: continued)
-        return second_pass_pays(prompt, [(600, 0.1), (400, 0.1)], inputs)
+        return RowCosts(30, 0.1, lambda prompt: 0.0, lambda prompt: continued).second_pass_pays(prompt, 1000, 0.1)
 
     assert pays(0) and pays(0.649) and not pays(0.651)

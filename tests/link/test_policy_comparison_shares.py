@@ -1,7 +1,8 @@
 """Comparisons keep to their share of the requests and of the rows, and try closed lanes in turn."""
 
+from emblema.link.lanes import Lane
 from emblema.link.policy.comparison_shares import ComparisonShares
-from emblema.link.policy.policy import Lane, Policy
+from emblema.link.policy.policy import Policy
 
 
 def test_a_share_of_the_requests_is_compared_at_random_distances() -> None:
@@ -12,6 +13,16 @@ def test_a_share_of_the_requests_is_compared_at_random_distances() -> None:
             shares.spend("check", 10)
     distances = {later - earlier for earlier, later in zip(due, due[1:], strict=False)}
     assert 180 <= len(due) <= 200 and len(distances) > 3
+
+
+def test_what_is_not_certified_is_compared_more_often() -> None:
+    for certified, least, most in ((True, 80, 100), (False, 900, 1000)):
+        shares, policy, due = ComparisonShares(), Policy(canary=0.05, learning=0.5, canary_rows=1), 0
+        for _ in range(2000):
+            if shares.earn("check", 10, policy, free=True, certified=certified):
+                due += 1
+                shares.spend("check", 10)
+        assert least <= due <= most
 
 
 def test_rows_are_those_that_answers_earned() -> None:
@@ -26,10 +37,10 @@ def test_rows_are_those_that_answers_earned() -> None:
 
 def test_closed_lanes_are_tried_in_turn() -> None:
     shares = ComparisonShares()
-    found = {("image", Lane.BARE), ("image", Lane.PATCH), ("video", Lane.PATCH), ("page", Lane.PATCH)}
+    found = {("image", Lane.QUERY), ("image", Lane.PATCH), ("video", Lane.PATCH), ("page", Lane.PATCH)}
     order = []
     for _ in range(6):
         first = shares.least_tried(found, lambda kind, lane: kind == "page")[0]
         shares.note_trial([first])
         order.append(first)
-    assert order == [("image", Lane.PATCH), ("video", Lane.PATCH), ("image", Lane.BARE)] * 2
+    assert order == [("image", Lane.PATCH), ("video", Lane.PATCH), ("image", Lane.QUERY)] * 2

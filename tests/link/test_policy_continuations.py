@@ -2,7 +2,7 @@
 
 import pytest
 
-from emblema.link.policy.continuations import KEPT, LEAST, LONGEST, SOON, Continuations
+from emblema.link.policy.expectations import LEAST_NEW, LONGEST, MOST_NEW, SOON, Continuations
 from emblema.link.prompt import ChunkPart, Prompt, TextPart
 from tests.link.pieces import chunk
 
@@ -78,7 +78,7 @@ def test_prompts_that_never_come_again_are_not() -> None:
 )
 def test_only_what_begins_with_the_whole_of_a_prompt_goes_on_from_it(later: tuple[str, ...], goes_on: bool) -> None:
     met = Continuations()
-    for number in range(LEAST + SOON):
+    for number in range(LEAST_NEW + SOON):
         for parts in (("hello", "page 1", "page 2", "question"), later):
             met.note(prompt_of(*(f"{part} of {number}" if part.startswith("page") else part for part in parts)))
     assert (met.share(NEW) > 0) == goes_on
@@ -86,7 +86,7 @@ def test_only_what_begins_with_the_whole_of_a_prompt_goes_on_from_it(later: tupl
 
 def test_fewer_than_eight_tell_nothing() -> None:
     met = Continuations()
-    for number in range(LEAST):
+    for number in range(LEAST_NEW):
         assert met.share(NEW) == 0
         for prompt in talk(number, 2):
             met.note(prompt)
@@ -115,6 +115,6 @@ def test_what_was_long_ago_is_forgotten() -> None:
         for prompt in talk(number, 2):
             met.note(prompt)
     assert met.share(NEW) > 0.9
-    for number in range(KEPT + LONGEST + 1):
+    for number in range(MOST_NEW + LONGEST + 1):
         met.note(prompt_of(f"page other {number}", "question"))
     assert met.share(NEW) == 0

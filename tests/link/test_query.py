@@ -13,15 +13,15 @@ from emblema.link.executor import Executor
 from emblema.link.plan import ChunkOrigin, LinkPlan, Recomputation, RowRange, RowSource, Selector
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.link.strategies.base import Knowledge
-from emblema.link.strategies.query import QueryStrategy, question_rows, unread_rows
+from emblema.link.strategies.query import QueryStrategy, unread_rows
 from emblema.link.taken_rows import LinkJob
 from emblema.session.requests import LinkRequest
 from tests.engine.engines import engine, kv_error, largest_error, pictures, prompt_of, text
-from tests.families import CASES
+from tests.families import NAMES
 from tests.link.linking import assert_ran_as_planned, full, link, linker, prompt_for
 from tests.link.pieces import knowledges, prompts
 
-families = pytest.mark.parametrize("name", CASES)
+families = pytest.mark.parametrize("name", NAMES)
 settings = pytest.mark.parametrize("setting", ["visible", "slid", "leading"])
 CHUNK = ChunkOrigin("a" * 64)
 
@@ -79,21 +79,9 @@ def test_rows_of_some_layers_only_are_refused() -> None:
     with pytest.raises(PlanError, match="without selectors"):
         whole = (replace(ranges[0]), RowRange(2, 8, RowSource.COMPUTED, (0, 4)), ranges[-1])
         taken = RowRange(2, 8, RowSource.TAKEN, (0, 4), CHUNK)
-        selector = Selector("deviation", ((2, 8),), 3, 2)
+        selector = Selector(((2, 8),), 3, 2)
         assert whole[1].rows == taken.rows
         plan_of(GOOD, *whole, selectors=(selector,)).validate()
-
-
-def test_a_question_of_an_earlier_stage_is_refused() -> None:
-    ranges = (
-        RowRange(0, 2, RowSource.COMPUTED, (0, 4)),
-        RowRange(2, 8, RowSource.TAKEN, (0, 4), CHUNK),
-        RowRange(8, 9, RowSource.COMPUTED, (0, 4)),
-        RowRange(9, 10, RowSource.COMPUTED, (0, 4), stage=1),
-    )
-    with pytest.raises(PlanError, match="last stage"):
-        plan_of(GOOD, *ranges).validate()
-    plan_of(replace(GOOD, question=(9, 10)), *ranges).validate()
 
 
 def test_what_is_left_of_it_after_reused_rows() -> None:
@@ -111,7 +99,7 @@ def test_plans_are_valid_for_any_prompt(prompt: Prompt, store: Knowledge, share:
     slid = {row for start, stop in prompt.slid_rows for row in range(start, stop)}
     if again is not None:
         rows = {row for start, stop in again.candidates for row in range(start, stop)}
-        assert not rows & slid and 0 not in rows and again.question == question_rows(prompt)
+        assert not rows & slid and 0 not in rows and again.question == prompt.question_rows
         assert 0 < again.budget <= len(rows)
         assert not rows & set(range(*again.question))
     else:
@@ -135,7 +123,7 @@ def chunks_alone(name: str, setting: str) -> Prompt:
 @settings
 def test_all_rows_computed_again_are_re_prefills(name: str, setting: str) -> None:
     prompt = chunks_alone(name, setting)
-    outcome = link(name, prompt, QueryStrategy(1.0, least_margin=0))
+    outcome = link(name, prompt, QueryStrategy(1.0, least_margin=None))
     expected = link(name, prompt, "full").linked
     assert outcome.usage.lane == "query-100%" and outcome.usage.fallback is None
     assert largest_error(outcome.linked.logits, expected.logits) <= 1e-4
@@ -150,7 +138,7 @@ def test_the_prompt_is_computed_in_full_below_the_margin(name: str, setting: str
     assert outcome.usage.lane == "full" and "computed in full" in (outcome.usage.fallback or "")
     assert outcome.usage.margin is not None and 0 <= outcome.usage.margin < 1
     assert largest_error(outcome.linked.logits, full(name, setting).logits) <= 1e-5
-    first = link(name, prompt, QueryStrategy(0.4, least_margin=0))
+    first = link(name, prompt, QueryStrategy(0.4, least_margin=None))
     assert outcome.usage.margin == first.usage.margin
     assert outcome.usage.repeated_tokens == first.trace.computed + first.trace.repeated
 
@@ -167,7 +155,7 @@ def test_what_was_planned_is_what_ran_and_the_store_is_as_it_was(name: str, sett
             return [LayerRows(row.keys.clone(), row.values.clone()) for name in names for row in lease.rows[name]]
 
     before = stored()
-    outcome = one.link(LinkRequest(prompt, QueryStrategy(0.3, least_margin=0)))
+    outcome = one.link(LinkRequest(prompt, QueryStrategy(0.3, least_margin=None)))
     assert_ran_as_planned(outcome, prompt, adapter)
     again = outcome.plan.recomputation
     assert again is not None and outcome.trace.repeated == outcome.usage.repeated_tokens == again.question_rows
@@ -181,7 +169,7 @@ def test_what_was_planned_is_what_ran_and_the_store_is_as_it_was(name: str, sett
 @families
 def test_slid_rows_leave_the_table_and_others_stay_in_their_places(name: str) -> None:
     prompt = prompt_for(name, "slid")
-    linked = link(name, prompt, QueryStrategy(0.3, least_margin=0)).linked
+    linked = link(name, prompt, QueryStrategy(0.3, least_margin=None)).linked
     gone = {row for start, stop in prompt.slid_rows for row in range(start, stop)}
     assert linked.rows == linked.table.length == prompt.tokens - len(gone)
     assert linked.table.rows[: linked.rows].tolist() == [row for row in range(prompt.tokens) if row not in gone]
@@ -191,8 +179,8 @@ def test_slid_rows_leave_the_table_and_others_stay_in_their_places(name: str) ->
 def test_only_chosen_rows_and_the_question_differ_from_blind_reuse(name: str) -> None:
     """Text between chunks is computed once, over the rows as they were taken."""
     prompt = prompt_for(name, "visible")
-    outcome, blind = link(name, prompt, QueryStrategy(0.3, least_margin=0)), link(name, prompt, "blind").linked
-    start, stop = question_rows(prompt)
+    outcome, blind = link(name, prompt, QueryStrategy(0.3, least_margin=None)), link(name, prompt, "blind").linked
+    start, stop = prompt.question_rows
     changed = {*outcome.trace.selected[0], *range(start, stop)}
     kept = torch.tensor([row for row in range(prompt.tokens) if row not in changed])
     for layer in range(outcome.plan.layers):
@@ -203,8 +191,8 @@ def test_only_chosen_rows_and_the_question_differ_from_blind_reuse(name: str) ->
 @families
 def test_a_prompt_may_end_with_a_chunk(name: str) -> None:
     prompt = prompt_for(name, "leading")
-    assert question_rows(prompt) == (prompt.tokens - 1, prompt.tokens)
-    outcome = link(name, prompt, QueryStrategy(0.5, least_margin=0))
+    assert prompt.question_rows == (prompt.tokens - 1, prompt.tokens)
+    outcome = link(name, prompt, QueryStrategy(0.5, least_margin=None))
     again = outcome.plan.recomputation
     assert again is not None and again.question_rows == 1 and again.candidates[-1][1] == prompt.tokens - 1
     assert 0 not in [start for start, _ in again.candidates], "a chunk at row 0 is exact"
@@ -222,7 +210,7 @@ def test_a_continued_table_chooses_among_the_rows_that_are_new(name: str) -> Non
     begun = executor.run(LinkJob(one.link(LinkRequest(before, "full")).plan, before))
     held = [begun.table.read(layer, 0, before.tokens) for layer in range(len(adapter.layouts))]
     held = [LayerRows(rows.keys.clone(), rows.values.clone()) for rows in held]
-    plan = QueryStrategy(1.0, least_margin=0).plan(whole, knowledge).after(before.tokens)
+    plan = QueryStrategy(1.0, least_margin=None).plan(whole, knowledge).after(before.tokens)
     assert plan.recomputation is not None and plan.recomputation.candidates == ((before.tokens, whole.tokens - 4),)
     linked = executor.run(LinkJob(plan, whole, reused_rows=before.tokens), table=begun.table)
     expected = link(name, whole, "full").linked

@@ -10,7 +10,7 @@ from emblema.link.executor import LinkedTable
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
 from emblema.session.requests import LinkRequest
 from tests.engine.engines import engine, largest_error, two_pages
-from tests.families import CASES
+from tests.families import NAMES
 
 
 def _changed(prompt: Prompt, changes: dict[int, ChunkPart]) -> Prompt:
@@ -24,7 +24,7 @@ def _written(name: str, linked: LinkedTable, segment: Segment, chunk: Chunk) -> 
     return Chunk(f"{segment.start:064x}", chunk.kind, chunk.model, chunk.encoded, kept, base=segment.position)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_fresh_parts_are_computed_in_their_place(name: str) -> None:
     prompt = two_pages(name)
     full = engine(name).session.link(LinkRequest(prompt, "full")).linked
@@ -40,7 +40,7 @@ def test_fresh_parts_are_computed_in_their_place(name: str) -> None:
         assert largest_error(outcome.linked.logits, full.logits) < 1e-4
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_settled_parts_are_taken_as_they_were_written(name: str) -> None:
     # From a first position of its own: rows are as first written, wherever that was.
     prompt = two_pages(name, shift=3)

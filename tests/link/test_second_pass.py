@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from emblema.link.plan import Recomputation
 from emblema.link.second_pass import chosen_rows, runs_of, spanned_rows
-from emblema.models.attention import QuestionReadings
+from emblema.models.noting import QuestionReadings
 
 
 def test_the_best_candidates_are_chosen_in_order() -> None:

@@ -8,15 +8,12 @@ from hypothesis import strategies as st
 
 from emblema.errors import StrategyError
 from emblema.link.strategies.registry import KINDS, parse, strategies
-from emblema.link.strategies.reprefill import Reprefill
 from emblema.link.strategies.vlcache import VLCache
 
 NAMES = (
-    *("pair", "pair+query-3%", "pair+query-2.5%", "pair+query-100%"),
     *("full", "prefix", "blind", "auto", "patch-64", "patch-25%", "patch-2.5%", "patch-64-deep", "patch-6%-deep"),
-    *("orbit-32", "basis-32", "mpic-32", "mpic-all", "mpic-32-raw", "mpic-all-raw", "full-reuse", "full-reuse-raw"),
-    *("cacheblend-15", "cacheblend-0.5", "cacheblend-100", "cacheblend2-15", "epic-8", "vlcache-5", "vlcache-2.25"),
-    *("vlcache-5-uniform", "sink", "lowrank-k-64", "reprefill-deep-75", "reprefill-shallow-12.5", "query-12%"),
+    *("orbit-32", "mpic-32", "mpic-all", "full-reuse", "cacheblend-15", "cacheblend-0.5", "cacheblend-100"),
+    *("epic-8", "vlcache-5", "vlcache-2.25", "vlcache-5-uniform", "sink", "query-12%"),
     *("query-2.5%", "query-100%"),
 )
 
@@ -29,11 +26,10 @@ def test_a_name_is_what_it_parses_to(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("pair-3", "pair+query", "pair+query-3", "pairs"),
         *("", "fulll", "patch", "patch-", "patch--3", "patch-x", "patch-3-shallow", "PATCH-3", "patch-25%%"),
-        *("mpic", "mpic-", "mpic-some", "mpic-raw", "full-reuse-32", "cacheblend", "cacheblend3-15", "cacheblend-15%"),
-        *("epic-8-raw", "vlcache-5-even", "sink-4", "lowrank-64", "reprefill-25", "reprefill-deep", "orbit-all"),
-        *("oracle-deficit-25", "oracle-query-25", "cacheblend-1e1", "basis-²", "query-12", "query-%", "query-12%%"),
+        *("mpic", "mpic-", "mpic-some", "full-reuse-32", "cacheblend", "cacheblend3-15", "cacheblend-15%"),
+        *("epic-8-raw", "vlcache-5-even", "sink-4", "lowrank-64", "orbit-all"),
+        *("oracle-deficit-25", "oracle-query-25", "cacheblend-1e1", "patch-²", "query-12", "query-%", "query-12%%"),
     ],
 )
 def test_unknown_names_are_refused_with_the_known_ones(name: str) -> None:
@@ -44,15 +40,26 @@ def test_unknown_names_are_refused_with_the_known_ones(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("pair+query-0%", "pair+query-101%"),
         *("patch-0", "patch-0%", "patch-101%", "patch-1.5", "patch-99999999", "patch-0-deep", "orbit-0", "orbit-2.5"),
-        *("basis-0", "mpic-0", "mpic-1.5", "mpic-99999999-raw", "epic-0", "lowrank-k-0", "lowrank-k-70000"),
-        *("cacheblend-0", "cacheblend-101", "cacheblend2-100.5", "vlcache-0", "vlcache-0.0-uniform", "vlcache-200"),
-        *("reprefill-deep-0", "reprefill-deep-100.1", "reprefill-shallow-0", "query-0%", "query-101%"),
+        *("orbit-70000", "mpic-0", "mpic-1.5", "mpic-99999999", "epic-0", "cacheblend-0", "cacheblend-100.5"),
+        *("vlcache-0", "vlcache-0.0-uniform", "vlcache-200", "query-0%", "query-101%"),
     ],
 )
 def test_knobs_out_of_range_are_refused(name: str) -> None:
     with pytest.raises(StrategyError, match="must be"):
+        parse(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "successor"),
+    [
+        *(("basis-16", "patch-M"), ("lowrank-k-16", "patch-M"), ("reprefill-deep-50", "query-R%")),
+        *(("reprefill-shallow-50", "query-R%"), ("cacheblend2-15", "cacheblend-R"), ("mpic-8-raw", "mpic-K")),
+        *(("mpic-all-raw", "mpic-K"), ("full-reuse-raw", "full-reuse")),
+    ],
+)
+def test_names_of_former_strategies_are_refused_with_their_successors(name: str, successor: str) -> None:
+    with pytest.raises(StrategyError, match=f"'{name}' is no longer offered: use {successor}"):
         parse(name)
 
 
@@ -81,11 +88,3 @@ def test_a_layer_adaptive_budget_falls_with_depth_and_adds_up(tokens: int, layer
     assert abs(sum(counts) - percent / 100 * tokens * layers) <= layers / 2 + 1
     assert VLCache(100.0).counts(tokens, layers) == VLCache(100.0, uniform=True).counts(tokens, layers)
     assert set(VLCache(percent, uniform=True).counts(tokens, layers)) == {max(1, round(tokens * percent / 100))}
-
-
-@given(st.integers(1, 80), st.floats(0.01, 100))
-def test_a_share_of_layers_is_the_nearest_whole_number(layers: int, percent: float) -> None:
-    count = Reprefill(percent, deep=True).count(layers)
-    assert 1 <= count <= layers
-    assert abs(count - max(1.0, layers * percent / 100)) <= 0.5
-    assert Reprefill(100, deep=False).count(layers) == layers

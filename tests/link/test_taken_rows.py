@@ -9,16 +9,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from emblema.errors import LoadError
 from emblema.kv.chunk import Chunk, Encoded
+from emblema.kv.keys import ArtifactKey
 from emblema.kv.layout import LayerLayout, LayerRows, RotaryBand
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.kv.placing import LayerMemory, RowPlacement, SlotRows
 from emblema.kv.placing_torch import TorchPlacer
 from emblema.kv.rotation import RotaryTable
-from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, RowSource
+from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, PrefixOrigin, RowRange, RowSource
 from emblema.link.prompt import ChunkPart, Prompt, TextPart
 from emblema.link.taken_rows import LinkJob, Resources, TakenRows
-from emblema.store.keys import ArtifactKey
 from tests.kv.tables import BANDS, table, table_turns, turned_pairs
 from tests.one_device import META, OneDevice
 
@@ -94,7 +95,7 @@ def patch(tokens: int) -> Patch:
 
 
 def expected(
-    piece: Chunk, span: slice, layer: int, positions: Tensor, added: Patch | None, rank: int, relocated: bool
+    piece: Chunk, span: slice, layer: int, positions: Tensor, added: Patch | None, rank: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Keys and values of some rows of a chunk at their positions in the prompt."""
     at = LAYOUTS[layer]
@@ -103,13 +104,13 @@ def expected(
         rows = getattr(piece.rows[layer], slot)[:, span].double()
         shift = np.zeros(rows.shape)
         if added is not None:
-            factors = getattr(added.layers[layer], slot)
-            matrix = factors.left[span, :rank].double().numpy() @ factors.right[:rank].double().numpy()
+            factors = getattr(added.slice(rank).layers[layer], slot)
+            matrix = factors.left[span].double().numpy() @ factors.right.double().numpy()
             for head in range(shape[0]):
                 shift[head] = matrix[:, head * shape[1] : (head + 1) * shape[1]]
         if at.rotary is not None and at.rotary.slot == slot:
             written = torch.arange(span.start, span.stop)[None] + piece.base
-            there = table_turns(at.rotary, positions if relocated else written)
+            there = table_turns(at.rotary, positions)
             back = table_turns(at.rotary, written).conj()
             own = turned_pairs(rows, at.rotary, there * back)
             made.append(own + turned_pairs(torch.from_numpy(shift), at.rotary, there))
@@ -124,17 +125,16 @@ KEY = ArtifactKey("m", SECOND.id, (FIRST.id,))
 
 
 @pytest.mark.parametrize("patched", [False, True])
-@pytest.mark.parametrize("relocated", [False, True])
 @pytest.mark.parametrize("cut", [0, 2])
-def test_rows_are_those_of_their_definition(patched: bool, relocated: bool, cut: int) -> None:
+def test_rows_are_those_of_their_definition(patched: bool, cut: int) -> None:
     """Every layer of every layout, of a chunk whose rows are canonical and of one written elsewhere, in part."""
     layers = (0, len(LAYOUTS))
     use, added = (PatchUse(KEY, RANK - 1), patch(6)) if patched else (None, None)
     ranges = (
         RowRange(0, 3, RowSource.COMPUTED, layers),
-        RowRange(3, 7, RowSource.TAKEN, layers, ChunkOrigin(FIRST.id, 0, relocated)),
+        RowRange(3, 7, RowSource.TAKEN, layers, ChunkOrigin(FIRST.id)),
         RowRange(7, 9 + cut, RowSource.COMPUTED, layers),
-        RowRange(9 + cut, 15, RowSource.TAKEN, layers, ChunkOrigin(SECOND.id, cut, relocated), use),
+        RowRange(9 + cut, 15, RowSource.TAKEN, layers, ChunkOrigin(SECOND.id, cut), use),
         RowRange(15, 16, RowSource.COMPUTED, layers),
     )
     plan = LinkPlan("test", PROMPT.tokens, len(LAYOUTS), ranges)
@@ -147,12 +147,84 @@ def test_rows_are_those_of_their_definition(patched: bool, relocated: bool, cut:
         for piece, start, stop, offset, wanted in ((FIRST, 3, 7, 0, None), (SECOND, 9 + cut, 15, cut, added)):
             span, positions = slice(offset, piece.tokens), PROMPT.positions[:, start:stop]
             assert positions.tolist() == [list(range(start, stop))]
-            keys, values = expected(piece, span, layer, positions, wanted, RANK - 1, relocated)
+            keys, values = expected(piece, span, layer, positions, wanted, RANK - 1)
             found = sink.layers[layer]
             assert np.abs(found.keys[:, start:stop].numpy() - keys).max() < 1e-5
             assert np.abs(found.values[:, start:stop].numpy() - values).max() < 1e-5
         for computed in (slice(0, 3), slice(7, 9 + cut), slice(15, 16)):
             assert not sink.layers[layer].keys[:, computed].any() and not sink.layers[layer].values[:, computed].any()
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1, 3), (3, 2, 1, 0), (1, 2, 3, 4), (0, 1, 2, 5)])
+def test_rows_go_to_their_slots_in_whatever_order_these_are(order: tuple[int, ...]) -> None:
+    """Pages of another engine are no run, though the first and last of them may look like one."""
+    layers, kept = (0, len(LAYOUTS)), chunk(3, PROMPT.tokens).rows
+    prefix = PrefixOrigin("kept")
+    ranges = (
+        RowRange(0, 3, RowSource.TAKEN, layers, prefix),
+        RowRange(3, 7, RowSource.TAKEN, layers, ChunkOrigin(FIRST.id)),
+        RowRange(7, 16, RowSource.COMPUTED, layers),
+    )
+    plan = LinkPlan("test", PROMPT.tokens, len(LAYOUTS), ranges)
+    job = LinkJob(plan, PROMPT, Resources(prefixes={"kept": kept}))
+    slots = torch.arange(PROMPT.tokens)
+    slots[3:7] = 3 + torch.tensor(order)
+    slots[:3] = torch.tensor([2, 1, 0]) + 12
+    other, straight = Sink(PROMPT.tokens), Sink(PROMPT.tokens)
+    for sink, where in ((other, slots), (straight, torch.arange(PROMPT.tokens))):
+        taken = TakenRows(Model(), sink, where, job)
+        for layer in range(len(LAYOUTS)):
+            taken.write(layer)
+    for found, whole in zip(other.layers, straight.layers, strict=True):
+        assert torch.equal(found.keys[:, slots[:7]], whole.keys[:, :7])
+        assert torch.equal(found.values[:, slots[:7]], whole.values[:, :7]) and whole.values[:, :7].any()
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 6), (2, 6), (0, 4), (2, 4)])
+def test_a_range_takes_its_own_rows_of_a_patch(start: int, stop: int) -> None:
+    """Wherever it begins and ends in its chunk."""
+    layers, added = (0, len(LAYOUTS)), patch(6)
+    ranges = (
+        RowRange(0, 9 + start, RowSource.COMPUTED, layers),
+        RowRange(9 + start, 9 + stop, RowSource.TAKEN, layers, ChunkOrigin(SECOND.id, start), PatchUse(KEY, RANK)),
+        RowRange(9 + stop, 16, RowSource.COMPUTED, layers),
+    )
+    job = LinkJob(LinkPlan("test", PROMPT.tokens, len(LAYOUTS), ranges), PROMPT, Resources({KEY: added}))
+    sink = Sink(PROMPT.tokens)
+    taken = TakenRows(Model(), sink, torch.arange(PROMPT.tokens), job)
+    at = slice(9 + start, 9 + stop)
+    for layer in range(len(LAYOUTS)):
+        taken.write(layer)
+        positions = PROMPT.positions[:, at]
+        keys, values = expected(SECOND, slice(start, stop), layer, positions, added, RANK)
+        assert np.abs(sink.layers[layer].keys[:, at].numpy() - keys).max() < 1e-5
+        assert np.abs(sink.layers[layer].values[:, at].numpy() - values).max() < 1e-5
+        # No more is read than is written.
+        whole = added.slice(RANK).layers[layer]
+        read = sum((stop - start) * RANK * 4 + slot.right.nbytes for slot in (whole.keys, whole.values))
+        assert taken.patch_bytes == read
+        taken.patch_bytes = 0
+
+
+@pytest.mark.parametrize("slot", ["keys", "values"])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_rows_of_another_shape_are_refused(slot: str, axis: int) -> None:
+    """Heads, tokens or features: of the keys, and of the values alone."""
+    own = FIRST.rows[1]
+    tensor = getattr(own, slot)
+    wrong = replace(own, **{slot: torch.cat((tensor, tensor.narrow(axis, 0, 1)), dim=axis)})
+    piece = replace(FIRST, rows=(FIRST.rows[0], wrong, *FIRST.rows[2:]))
+    prompt = Prompt.of([TextPart((1, 2, 3)), ChunkPart(piece)], 1)
+    layers = (0, len(LAYOUTS))
+    ranges = (
+        RowRange(0, 3, RowSource.COMPUTED, layers),
+        RowRange(3, 7, RowSource.TAKEN, layers, ChunkOrigin(piece.id)),
+    )
+    job = LinkJob(LinkPlan("test", prompt.tokens, len(LAYOUTS), ranges), prompt)
+    taken = TakenRows(Model(), Sink(prompt.tokens), torch.arange(prompt.tokens), job)
+    taken.write(0)
+    with pytest.raises(LoadError, match="layer 1 have other shapes"):
+        taken.write(1)
 
 
 @pytest.mark.parametrize("together", [1, 7, 9, 1000])

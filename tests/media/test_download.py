@@ -1,10 +1,12 @@
 import asyncio
 import base64
+import gzip
 import ipaddress
 import socket
 import ssl
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,13 +18,20 @@ from PIL import Image
 
 from emblema.errors import MediaError
 from emblema.media import MediaLimits, load_image, media_bytes
-from emblema.media.addresses import is_public
-from emblema.media.download import fetch, redirected
+from emblema.media.download import fetch, is_public, redirected
 
 LOCAL = MediaLimits(allowed_hosts=frozenset({"127.0.0.1"}), download_seconds=30, download_bytes=100_000, redirects=2)
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+RAW = {
+    "/chunked": CHUNKED + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n",
+    "/chunked-cut": CHUNKED + b"3\r\nabc\r\nff\r\nde",
+    "/nonsense": b"\0\1\2 no http at all\r\n\r\n",
+    "/status": b"HTTP/1.1 99999 \x1b[31m\r\n\r\n",
+    "/reason": b"HTTP/1.1 500 no\x0bgood\x85\x1b[31m\r\n\r\n",
+}
+"""Answers as a server sends them, by path."""
 
 
 class Site(ThreadingHTTPServer):
@@ -38,6 +47,7 @@ class Site(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     server: Site
+    places = {"space": b"/a b\xc3\xa9", "octets": b"/a%20b\xc3\xa9", "none": b""}
 
     def log_message(self, *_: object) -> None:
         return
@@ -62,49 +72,34 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.served += 1
         path, _, query = self.path.partition("?")
-        if path == "/picture":
-            self.answer(self.server.picture, Content_Type="text/html")
-        elif path == "/echo":
-            self.answer(query.encode())
-        elif path == "/text":
-            self.answer(b"<html>no picture</html>", Content_Type="image/png")
-        elif path == "/empty":
-            self.answer()
-        elif path == "/missing":
-            self.answer(b"nothing", 404)
-        elif path == "/large":
-            self.answer(bytes(10), length=100_001)
-        elif path == "/endless":
+        name, _, data = query.partition(":")
+        answers: dict[str, Callable[[], None]] = {
+            "/picture": lambda: self.answer(self.server.picture, Content_Type="text/html"),
+            "/echo": lambda: self.answer(query.encode()),
+            "/text": lambda: self.answer(b"<html>no picture</html>", Content_Type="image/png"),
+            "/empty": self.answer,
+            "/missing": lambda: self.answer(b"nothing", 404),
+            "/large": lambda: self.answer(bytes(10), length=100_001),
+            "/short": lambda: self.answer(b"abc", length=10),
+            "/packed": lambda: self.answer(b"abc", Content_Encoding="gzip"),
+            "/packing": lambda: self.answer(bytes.fromhex(data), Content_Encoding=name),
+            "/a%20b%C3%A9": lambda: self.answer(b"spelled"),
+            "/nowhere": lambda: self.answer(status=302),
+            "/redirect": lambda: self.answer(status=302, Location=query),
+            "/again": lambda: self.answer(status=302, Location=self.path),
+            "/host": lambda: self.answer(self.headers["Host"].encode()),
+        }
+        if path == "/endless":
             self.send_response(200)
             self.end_headers()
             self.drip(bytes(50_000) for _ in range(1000))
-        elif path == "/chunked":
-            self.wfile.write(
-                b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
-            )
-        elif path == "/chunked-cut":
-            self.wfile.write(CHUNKED + b"3\r\nabc\r\nff\r\nde")
-        elif path == "/short":
-            self.answer(b"abc", length=10)
-        elif path == "/packed":
-            self.answer(b"abc", Content_Encoding="gzip")
-        elif path == "/nonsense":
-            self.wfile.write(b"\0\1\2 no http at all\r\n\r\n")
-        elif path == "/status":
-            self.wfile.write(b"HTTP/1.1 99999 \x1b[31m\r\n\r\n")
-        elif path == "/reason":
-            self.wfile.write(b"HTTP/1.1 500 no\x0bgood\x85\x1b[31m\r\n\r\n")
-        elif path == "/nowhere":
-            self.answer(status=302)
-        elif path == "/redirect":
-            self.answer(status=302, Location=query)
-        elif path == "/again":
-            self.answer(status=302, Location=self.path)
-        elif path == "/host":
-            self.answer(self.headers["Host"].encode())
-
-    def do_POST(self) -> None:
-        self.answer(status=500)
+        elif path == "/raw":
+            moved = b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nlOcAtIoN:  "
+            self.wfile.write(moved + self.places[query] + b" \r\n\r\n")
+        elif path in RAW:
+            self.wfile.write(RAW[path])
+        else:
+            answers[path]()
 
 
 @pytest.fixture
@@ -183,6 +178,57 @@ def test_where_no_redirect_may_lead(url: str, place: str, message: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("query", ["space", "octets"])
+def test_a_redirect_is_followed_as_the_server_spells_it(site: Site, query: str) -> None:
+    """curl and browsers encode what has no place in an address; header names are in any case."""
+    assert fetch(site.address(f"/raw?{query}"), LOCAL) == b"spelled"
+    port = site.server_port
+    for place in (f"//127.0.0.1:{port}/picture", f"HTTP://127.0.0.1:{port}/picture", "./x/../picture", "/picture#part"):
+        assert fetch(site.address(f"/redirect?{place}"), LOCAL) == site.picture
+    with pytest.raises(MediaError, match="redirects more than 2 times"):
+        fetch(site.address("/raw?none"), LOCAL)
+
+
+def test_letters_of_other_scripts_in_an_address_are_encoded(site: Site) -> None:
+    assert fetch(site.address("/echo?naïve"), LOCAL) == b"na%C3%AFve"
+
+
+def packing(site: Site, name: str, data: bytes) -> str:
+    return site.address(f"/packing?{name}:{data.hex()}")
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [
+        ("gzip", gzip.compress),
+        ("x-gzip", gzip.compress),
+        ("GZIP", gzip.compress),
+        ("gzip", lambda data: gzip.compress(data[:50]) + gzip.compress(data[50:])),
+        ("gzip", lambda data: gzip.compress(data) + bytes(8)),
+        ("deflate", zlib.compress),
+        ("deflate", lambda data: zlib.compress(data)[2:-4]),
+        ("identity", bytes),
+    ],
+)
+def test_what_a_server_packs_unasked_is_unpacked(site: Site, name: str, pack: Callable[[bytes], bytes]) -> None:
+    assert fetch(packing(site, name, pack(site.picture)), LOCAL) == site.picture
+
+
+def test_what_is_packed_is_within_the_limits_and_whole(site: Site) -> None:
+    for name, data, message in [
+        ("gzip", gzip.compress(bytes(100_001)), "larger than 100000 bytes"),
+        ("gzip", gzip.compress(bytes(20_000_000)), "larger than 100000 bytes"),
+        ("gzip", gzip.compress(site.picture)[:-20], "packed with gzip or deflate and cannot be unpacked"),
+        ("gzip", gzip.compress(site.picture)[:-1] + b"x", "cannot be unpacked"),
+        ("br", site.picture, "packed with br"),
+        ("gzip,gzip", site.picture, "packed with gzip,gzip"),
+        ("gzip", gzip.compress(b""), "is empty"),
+    ]:
+        with pytest.raises(MediaError, match=message):
+            fetch(packing(site, name, data), LOCAL)
+    assert len(fetch(packing(site, "gzip", gzip.compress(bytes(100_000))), LOCAL)) == 100_000
+
+
 def test_a_redirect_to_a_broken_address(site: Site) -> None:
     with pytest.raises(MediaError, match="redirects to an address that cannot be read"):
         fetch(site.address("/redirect?http://[::1"), LOCAL)
@@ -225,7 +271,7 @@ def test_a_redirect_is_looked_up_and_checked_again(site: Site, monkeypatch: pyte
     monkeypatch.setattr("emblema.media.download.is_public", lambda address: not address.is_private)
     asked = named(monkeypatch, ["127.0.0.1"], ["10.0.0.1"])
     limits = MediaLimits(allowed_hosts=frozenset({"first.example"}), download_seconds=30)
-    with pytest.raises(MediaError, match=r"second\.example.*10\.0\.0\.1"):
+    with pytest.raises(MediaError, match=r"second\.example.*10\.0\.0\.1.*--set allowed_hosts=second\.example`"):
         fetch(site.address("/redirect?http://second.example/", "first.example"), limits)
     assert asked == ["first.example", "second.example"]
 
@@ -235,7 +281,7 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(site: Site, mo
     monkeypatch.setattr("emblema.media.download.is_public", lambda address: True)
     named(monkeypatch, ["127.0.0.9", "127.0.0.1"])
     assert fetch(site.address("/picture", "two.example")) == site.picture
-    with deaf() as port, Site(("127.0.0.2", port), Handler) as second:
+    with deaf() as server, Site(("127.0.0.2", port := server.getsockname()[1]), Handler) as second:
         threading.Thread(target=second.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         named(monkeypatch, ["127.0.0.1", "127.0.0.2"])
         assert fetch(f"http://two.example:{port}/echo?a", MediaLimits(download_seconds=6)) == b"a"
@@ -283,34 +329,36 @@ def test_answers_that_are_no_good(site: Site, path: str, message: str) -> None:
 
 
 @contextmanager
-def deaf() -> Iterator[int]:
-    """A port whose queue of connections is full: the next attempt gets no answer."""
+def deaf() -> Iterator[socket.socket]:
+    """A server whose queue of connections is full: the next attempt gets no answer."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server, ExitStack() as waiting:
         for _ in range(4):
             client = waiting.enter_context(socket.socket())
             client.setblocking(False)
             client.connect_ex(server.getsockname())
-        yield server.getsockname()[1]
+        yield server
+
+
+def accepting(server: socket.socket, answer: Callable[[socket.socket], None]) -> None:
+    """Give each connection to `answer`, in a thread, until the server is shut down."""
+
+    def talk(connection: socket.socket) -> None:
+        with suppress(OSError), connection:
+            answer(connection)
+
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        threading.Thread(target=talk, args=(connection,), daemon=True).start()
 
 
 @contextmanager
 def serving(answer: Callable[[socket.socket], None]) -> Iterator[int]:
-    """A port where each connection is given to `answer`, in a thread."""
-
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = server.accept()
-            except OSError:
-                return
-            threading.Thread(target=talk, args=(connection,), daemon=True).start()
-
-    def talk(connection: socket.socket) -> None:
-        with connection, suppress(OSError):
-            answer(connection)
-
+    """A port where each connection is given to `answer`."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=serve, daemon=True).start()
+        threading.Thread(target=accepting, args=(server, answer), daemon=True).start()
         yield server.getsockname()[1]
         server.shutdown(socket.SHUT_RDWR)
 
@@ -344,8 +392,8 @@ HELLO = bytes.fromhex("160303400002003ffc0303")
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_connection_that_nobody_takes_is_cut_at_the_deadline(scheme: str) -> None:
-    with deaf() as port:
-        refused_in_time(f"{scheme}://127.0.0.1:{port}/")
+    with deaf() as server:
+        refused_in_time(f"{scheme}://127.0.0.1:{server.getsockname()[1]}/")
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
@@ -402,28 +450,14 @@ def test_a_slow_connection_and_a_slow_handshake_leave_no_more_time(
     authority = trust(monkeypatch, tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, ExitStack() as open_sockets:
-        for _ in range(4):
-            waiting = open_sockets.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(server.getsockname())
 
-        def serve() -> None:
-            time.sleep(0.3)
-            while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:
-                    return
-                threading.Thread(target=talk, args=(connection,), daemon=True).start()
+    def answer(connection: socket.socket) -> None:
+        time.sleep(0.8)
+        secure = context.wrap_socket(connection, server_side=True)
+        dripping(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 5000)(secure)
 
-        def talk(connection: socket.socket) -> None:
-            with suppress(OSError), connection:
-                time.sleep(0.8)
-                secure = context.wrap_socket(connection, server_side=True)
-                dripping(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 5000)(secure)
-
-        threading.Thread(target=serve, daemon=True).start()
+    with deaf() as server:
+        threading.Timer(0.3, accepting, (server, answer)).start()
         refused_in_time(f"https://127.0.0.1:{server.getsockname()[1]}/", 1.5)
         server.shutdown(socket.SHUT_RDWR)
 
@@ -566,67 +600,21 @@ def test_data_addresses(picture: Image.Image, encode: Callable[..., bytes]) -> N
             fetch(url, MediaLimits(download_bytes=1000))
 
 
-@pytest.mark.parametrize(
-    ("text", "public"),
-    [
-        ("8.8.8.8", True),
-        ("2606:4700::1111", True),
-        ("::ffff:8.8.8.8", True),
-        ("64:ff9b::808:808", True),
-        ("127.0.0.1", False),
-        ("10.1.2.3", False),
-        ("172.16.0.1", False),
-        ("192.168.1.1", False),
-        ("169.254.169.254", False),
-        ("100.64.0.1", False),
-        ("0.0.0.0", False),
-        ("224.0.0.1", False),
-        ("240.0.0.1", False),
-        ("255.255.255.255", False),
-        ("::", False),
-        ("::1", False),
-        ("fe80::1", False),
-        ("fc00::1", False),
-        ("fec0::1", False),
-        ("ff0e::1", False),
-        ("2001:db8::1", False),
-        ("168.63.129.15", True),
-        ("168.63.129.16", False),
-        ("192.0.0.192", False),
-        ("192.0.0.9", False),
-        ("100.100.100.200", False),
-        ("169.254.169.254", False),
-        ("192.88.99.1", False),
-        ("192.0.2.1", False),
-        ("198.18.0.1", False),
-        ("198.19.255.255", False),
-        ("198.51.100.1", False),
-        ("203.0.113.1", False),
-        ("3fff::1", False),
-        ("3fff:0fff:ffff::1", False),
-        ("3fff:1000::1", True),
-        ("2001::1", False),
-        ("2001:2::1", False),
-        ("2001:1ff:ffff::1", False),
-        ("2001:4860:4860::8888", True),
-        ("2002:808:808::1", False),
-        ("2620:4f:8000::1", False),
-        ("100::1", False),
-        ("100:0:0:1::1", False),
-        ("5f00::1", False),
-        ("fd00:ec2::254", False),
-        ("64:ff9b:1::1", False),
-        ("64:ff9b::a83f:8110", False),
-        ("::ffff:168.63.129.16", False),
-        ("::ffff:100.100.100.200", False),
-        ("::8.8.8.8", False),
-        ("4000::1", False),
-        ("::ffff:127.0.0.1", False),
-        ("::ffff:169.254.169.254", False),
-        ("64:ff9b::7f00:1", False),
-        ("2002:7f00:1::", False),
-        ("2002:a00:1::", False),
-    ],
-)
-def test_which_addresses_are_public(text: str, public: bool) -> None:
-    assert is_public(ipaddress.ip_address(text)) is public
+PUBLIC = [
+    "8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808", "168.63.129.15", "3fff:1000::1",
+    "2001:4860:4860::8888",
+]  # fmt: skip
+PRIVATE = [
+    "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
+    "240.0.0.1", "255.255.255.255", "::", "::1", "fe80::1", "fc00::1", "fec0::1", "ff0e::1", "2001:db8::1",
+    "168.63.129.16", "192.0.0.192", "192.0.0.9", "100.100.100.200", "192.88.99.1", "192.0.2.1", "198.18.0.1",
+    "198.19.255.255", "198.51.100.1", "203.0.113.1", "3fff::1", "3fff:0fff:ffff::1", "2001::1", "2001:2::1",
+    "2001:1ff:ffff::1", "2002:808:808::1", "2620:4f:8000::1", "100::1", "100:0:0:1::1", "5f00::1", "fd00:ec2::254",
+    "64:ff9b:1::1", "64:ff9b::a83f:8110", "::ffff:168.63.129.16", "::ffff:100.100.100.200", "::8.8.8.8", "4000::1",
+    "::ffff:127.0.0.1", "::ffff:169.254.169.254", "64:ff9b::7f00:1", "2002:7f00:1::", "2002:a00:1::",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [*PUBLIC, *PRIVATE])
+def test_which_addresses_are_public(text: str) -> None:
+    assert is_public(ipaddress.ip_address(text)) is (text in PUBLIC)

@@ -6,10 +6,9 @@ import sys
 import torch
 
 from emblema.kv.layout import LayerLayout
-from emblema.models import attended_rows
+from emblema.models import attention
 from emblema.models.attention_triton import attend
-from emblema.models.table import KVTable, attention_masks
-from emblema.models.table_order import TableOrder
+from emblema.models.tables import KVTable, TableOrder, attention_masks
 from tests.families import loaded
 from tests.families.running import joint, run_all
 
@@ -33,14 +32,14 @@ def worst(shape: str, dtype: torch.dtype, kind: str, count: int, length: int) ->
     if kind == "hidden":
         hidden = torch.rand(count, length, generator=generator) < 0.4
         hidden[torch.arange(count), slots] = False
-    window, binds = (max(1, length // 2) if kind in ("window", "groups") else None), kind != "groups"
+    window = max(1, length // 2) if kind in ("window", "groups") else None
     query = torch.randn(count, heads, width, generator=generator).to(dtype).transpose(0, 1)
     key = torch.randn(key_heads, length + 3, width, generator=generator).to(dtype)[:, :length]
     value = torch.randn(key_heads, length + 3, out, generator=generator).to(dtype)[:, :length]
-    mask = attention_masks(table, slots, (window,), hidden, binds)[window][0]
+    mask = attention_masks(table, slots, (window,), hidden)[window][0]
     keys, values = (each.double().repeat_interleave(heads // key_heads, 0) for each in (key, value))
     expected = (query.double() @ keys.transpose(1, 2) * 0.3 + mask).softmax(-1) @ values
-    order = TableOrder(rows[slots], groups[slots], rows, groups, hidden, window, binds)
+    order = TableOrder(rows[slots], groups[slots], rows, groups, hidden, window)
     found = attend(query, key, value, order, 0.3)
     allowed = 4e-6 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
     return float((found.double() - expected).abs().max() / expected.abs().max()) / allowed
@@ -57,12 +56,12 @@ def forwards_apart(name: str) -> float:
         called.append(1)
         return attend(*given)
 
-    own = attended_rows.row_kernel
-    attended_rows.row_kernel = lambda device: counted
+    own = attention.row_kernel
+    attention.row_kernel = lambda device: counted
     try:
         _, found = run_all(item.adapter, prompt)
     finally:
-        attended_rows.row_kernel = own
+        attention.row_kernel = own
     if len(called) != len(item.adapter.layers):
         return float("inf")
     return float((found - expected).abs().max() / expected.abs().max()) / 1e-5

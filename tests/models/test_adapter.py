@@ -271,7 +271,7 @@ def test_features_that_do_not_fit_the_placeholders_are_refused() -> None:
 
 
 def _causal(adapter: Adapter) -> bool:
-    return not adapter.kind.bidirectional
+    return not adapter.kind.bidirectional(adapter.model.config)
 
 
 def test_an_adapter_notices_changed_weights() -> None:

@@ -1,160 +1,116 @@
-"""Noted attention against weights worked out by hand, on every family, and the model left as it was."""
+"""Attention by rows gives what attention with a mask of all rows by all rows gives."""
 
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from hypothesis import given
+from hypothesis import strategies as st
 
-from emblema.kv.layout import KVRows
-from emblema.models.adapter import Adapter
-from emblema.models.attention import BLOCK, QuestionAttention, noting_attention
-from emblema.models.attention_switch import NAME, attending_by
-from emblema.models.table import KVTable
-from tests.families import CASES, loaded, picture, words
+from emblema.kv.layout import LayerLayout
+from emblema.models import attention
+from emblema.models.attention import AttendedRows
+from emblema.models.tables import KVTable, attention_masks
+from tests.families import CASES, loaded
+from tests.families.running import joint, run_all
 
-families = pytest.mark.parametrize("name", CASES)
-
-
-@dataclass
-class Noted:
-    """Weights [heads, noted, rows] by layer, put together from what is noted; rows not yet there are 0."""
-
-    layers: dict[int, Tensor]
-    calls: int = 0
+HEADS, KEY_HEADS, WIDTH = 6, 2, 8
 
 
-def noted(adapter: Adapter, batch: Any, table: KVTable, rows: Tensor) -> Noted:
-    found = Noted({})
-
-    def note(layer: int, places: Tensor, weights: Tensor) -> None:
-        found.calls += 1
-        assert len(places) <= BLOCK and weights.dtype == torch.float32
-        held = found.layers.setdefault(layer, torch.zeros(weights.shape[0], len(rows), table.length))
-        assert not held[:, places].any(), "each once"
-        held[:, places, : weights.shape[2]] = weights
-
-    with noting_attention(adapter, rows, note):
-        adapter.forward(batch, table)
-    return found
+def table_of(rows: list[int], groups: list[int]) -> KVTable:
+    table = KVTable((LayerLayout((KEY_HEADS, WIDTH), (KEY_HEADS, WIDTH), None),) * 2, len(rows), torch.float32, "cpu")
+    table.allocate(torch.tensor(rows), torch.tensor(groups))
+    return table
 
 
-def by_hand(adapter: Adapter, batch: Any, table: KVTable) -> dict[int, Tensor]:
-    """Weights [heads, rows, rows] by layer: plain softmax, head by head and row by row, over what a row may see."""
-    found: dict[int, Tensor] = {}
-    stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    groups, windows = table.groups.tolist(), adapter._windows
-
-    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **extra: Any) -> Any:
-        layer = int(module.layer_idx)
-        heads, count, width = query.shape[1:]
-        scale = extra.get("scaling") or width**-0.5
-        weights = torch.zeros(heads, count, count)
-        for head in range(heads):
-            keys = key[0, head * key.shape[1] // heads].double()
-            for row in range(count):
-                seen = [other for other in range(count) if sees(row, other, windows[layer])]
-                products = torch.stack([(query[0, head, row].double() * keys[other]).sum() * scale for other in seen])
-                weights[head, row, seen] = (products.exp() / products.exp().sum()).float()
-        found[layer] = weights
-        return stock(module, query, key, value, mask, **extra)
-
-    def sees(row: int, other: int, window: int | None) -> bool:
-        together = groups[row] >= 0 and groups[row] == groups[other]
-        near = window is None or row - other < window or (together and not adapter.kind.window_binds_groups)
-        return (other <= row or together) and near
-
-    with attending_by(adapter.config, attend):
-        adapter.forward(batch, table)
-    return found
+def by_mask(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Plain attention [1, rows, heads, width] in float64."""
+    shared = query.shape[1] // key.shape[1]
+    key, value = (each.double().repeat_interleave(shared, 1) for each in (key, value))
+    scores = query.double() @ key.transpose(2, 3) * query.shape[-1] ** -0.5 + mask.double()
+    return (scores.softmax(-1) @ value).transpose(1, 2)
 
 
-def media_of(name: str) -> tuple[Adapter, Any]:
+@given(st.data())
+def test_rows_attend_what_a_whole_mask_says(data: st.DataObject) -> None:
+    length = data.draw(st.integers(1, 40))
+    rows = sorted(data.draw(st.sets(st.integers(0, 60), min_size=length, max_size=length)))
+    if data.draw(st.booleans(), "out of order"):
+        rows = data.draw(st.permutations(rows))
+    groups = [-1] * length
+    if data.draw(st.booleans(), "groups"):
+        start = data.draw(st.integers(0, length - 1))
+        groups[start : start + 4] = [3] * len(groups[start : start + 4])
+    table = table_of(rows, groups)
+    chosen = sorted(data.draw(st.sets(st.integers(0, length - 1), min_size=1)))
+    if data.draw(st.booleans(), "any order"):
+        chosen = data.draw(st.permutations(chosen))
+    slots = torch.tensor(chosen)
+    hidden = None
+    if data.draw(st.booleans(), "hidden"):
+        hidden = torch.rand(len(chosen), length, generator=torch.Generator().manual_seed(length)) < 0.3
+        hidden[torch.arange(len(chosen)), slots] = False
+    windows = (None, data.draw(st.one_of(st.none(), st.integers(1, 30))))
+    causal = data.draw(st.booleans())
+    generator = torch.Generator().manual_seed(len(chosen))
+    query = torch.randn(1, HEADS, len(chosen), WIDTH, generator=generator)
+    key, value = torch.randn(2, 1, KEY_HEADS, length, WIDTH, generator=generator)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("MOST_QUERIES", "GAP", "PACKED"):
+            patch.setattr(attention, name, data.draw(st.sampled_from([1, 4, 1000]), name))
+        seen = AttendedRows(table, slots, windows, hidden, causal)
+        masks = attention_masks(table, slots, windows, hidden, causal)
+        for layer, window in enumerate(windows):
+            found, _ = seen.attend(SimpleNamespace(layer_idx=layer), query, key, value, None)
+            torch.testing.assert_close(found.double(), by_mask(query, key, value, masks[window]), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 3])
+def test_the_last_layer_attends_for_wanted_rows_alone(wanted: int) -> None:
+    table, slots = table_of(list(range(9)), [-1] * 9), torch.arange(2, 9)
+    query, (key, value) = torch.randn(1, HEADS, 7, WIDTH), torch.randn(2, 1, KEY_HEADS, 9, WIDTH)
+    every, some = (AttendedRows(table, slots, (None, None), wanted=each) for each in (None, wanted))
+    for layer, first in ((0, 0), (1, 7 - wanted)):
+        module = SimpleNamespace(layer_idx=layer)
+        whole, _ = every.attend(module, query, key, value, None)
+        found, _ = some.attend(module, query, key, value, None)
+        torch.testing.assert_close(found[:, first:], whole[:, first:])
+        assert not found[:, :first].any()
+
+
+def test_no_mask_is_made_where_rows_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def counted(*given: object) -> object:
+        found = attention_masks(*given)  # type: ignore[arg-type]
+        made.extend(mask.numel() for mask in found.values())
+        return found
+
+    monkeypatch.setattr(attention, "attention_masks", counted)
+    table = table_of(list(range(2000)), [-1] * 2000)
+    key, value = torch.randn(2, 1, KEY_HEADS, 2000, WIDTH)
+    for slots in (torch.arange(2000), torch.tensor([1999])):
+        AttendedRows(table, slots, (None,)).attend(
+            SimpleNamespace(layer_idx=0), torch.randn(1, HEADS, len(slots), WIDTH), key, value, None
+        )
+    assert not made
+    slots = torch.cat([torch.arange(start, start + 60) for start in (0, 500, 1000, 1940)])
+    seen = AttendedRows(table, slots, (None,))
+    seen.attend(SimpleNamespace(layer_idx=0), torch.randn(1, HEADS, 240, WIDTH), key, value, None)
+    # Of 240 rows by 2,000: each run of rows as far as its last.
+    assert sum(made) == 60 * (560 + 1060 + 2000)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_every_family_attends_by_rows(name: str) -> None:
     item = loaded(name)
-    from tests.engine.engines import engine
-
-    own = engine(name)
-    return own.adapter, own.encode(picture(*item.case.sizes[0], seed=5))[0].encoded
-
-
-def fresh(adapter: Adapter, encoded: Any) -> tuple[KVTable, Any]:
-    return adapter._alone(encoded, 0)
-
-
-@pytest.mark.slow
-@families
-def test_noted_weights_are_those_worked_out_by_hand(name: str) -> None:
-    """On a picture alone: grouped heads, latent rows, sliding windows and rows that see each other both ways."""
-    adapter, encoded = media_of(name)
-    table, batch = fresh(adapter, encoded)
-    expected = by_hand(adapter, batch, table)
-    rows = torch.arange(0, encoded.tokens, 2)
-    table, batch = fresh(adapter, encoded)
-    found = noted(adapter, batch, table, rows)
-    assert found.layers.keys() == expected.keys() == set(range(len(adapter.layouts)))
-    for layer, weights in found.layers.items():
-        assert torch.allclose(weights, expected[layer][:, rows], atol=2e-5), layer
-        assert torch.allclose(weights.sum(-1), torch.ones(weights.shape[:2]), atol=1e-5)
-
-
-@families
-def test_a_batch_in_blocks_is_noted_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    adapter = Adapter(loaded(name).model)
-    encoded = adapter.encode_text(words(23, seed=4))
-    rows = torch.tensor([0, 3, 8, 9, 15, 22])
-    table, batch = fresh(adapter, encoded)
-    whole = noted(adapter, batch, table, rows)
-    monkeypatch.setattr(adapter, "block_rows", 8)
-    monkeypatch.setattr("emblema.models.attention.BLOCK", 2)
-    table, batch = fresh(adapter, encoded)
-    parted = noted(adapter, batch, table, rows)
-    assert parted.calls > whole.calls and parted.layers.keys() == whole.layers.keys()
-    for layer, weights in parted.layers.items():
-        assert torch.allclose(weights, whole.layers[layer], atol=1e-5), layer
-
-
-@pytest.mark.parametrize("name", ["llava", "qwen3_vl", "gemma3", "kimi_k25"])
-def test_the_forward_is_the_same_and_nothing_is_left(name: str) -> None:
-    adapter = loaded(name).adapter
-    before, functions = adapter.config._attn_implementation, set(ALL_ATTENTION_FUNCTIONS) - {NAME}
-    encoded = adapter.encode_text(words(9, seed=3))
-    plain: KVRows = adapter.capture(encoded)
-    table, batch = fresh(adapter, encoded)
-    noted(adapter, batch, table, torch.arange(9))
-    for layer, rows in enumerate(plain):
-        assert torch.equal(rows.keys, table.read(layer).keys) and torch.equal(rows.values, table.read(layer).values)
-    with pytest.raises(ZeroDivisionError), noting_attention(adapter, torch.arange(1), lambda *given: None):
-        raise ZeroDivisionError
-    assert adapter.config._attn_implementation == before and set(ALL_ATTENTION_FUNCTIONS) - {NAME} == functions
-
-
-def test_scores_are_the_shares_of_both_readings_added() -> None:
-    generator = torch.Generator().manual_seed(2)
-    layers = [torch.softmax(torch.randn(3, 5, 7, generator=generator), -1) for _ in range(4)]
-    attention = QuestionAttention(5, 7, torch.device("cpu"))
-    for layer, weights in enumerate(layers):
-        for places in (torch.arange(2), torch.arange(2, 5)):
-            attention.add(layer, places, weights[:, places])
-    slots = torch.tensor([6, 0, 3])
-    last = torch.stack([weights[:, 4].sum(0) for weights in layers]).sum(0)[slots]
-    largest = torch.stack([weights.amax((0, 1)) for weights in layers]).amax(0)[slots]
-    assert torch.allclose(attention.readings.scores(slots), last / last.sum() + largest / largest.sum())
-    assert torch.isclose(attention.readings.scores(slots).sum(), torch.tensor(2.0))
-
-
-@pytest.mark.parametrize("rows", [[], [4], [0, 8]])
-def test_only_the_layers_and_rows_asked_for_are_noted(rows: list[int]) -> None:
-    adapter = loaded("qwen2_vl").adapter
-    told: list[tuple[int, list[int]]] = []
-    table, batch = fresh(adapter, adapter.encode_text(words(9, seed=3)))
-    chosen = torch.tensor(rows, dtype=torch.int64)
-    with noting_attention(adapter, chosen, lambda layer, places, _: told.append((layer, places.tolist())), {1}):
-        adapter.forward(batch, table)
-    assert told == ([(1, list(range(len(rows))))] if rows else [])
-
-
-def test_rows_that_nothing_attends_have_no_score() -> None:
-    attention = QuestionAttention(2, 4, torch.device("cpu"))
-    assert attention.readings.scores(torch.arange(4)).tolist() == [0, 0, 0, 0]
+    assert item.adapter.attends_by_rows
+    prompt, *_ = joint(item)
+    table, logits = run_all(item.adapter, prompt)
+    again = item.adapter.table(len(prompt.token_ids))
+    again.allocate(torch.arange(len(prompt.token_ids)), prompt.groups)
+    hidden = item.adapter.forward(prompt.batch(torch.arange(len(prompt.token_ids))), again, wanted=2)
+    assert hidden.shape[0] == 2
+    torch.testing.assert_close(item.adapter.logits(hidden), logits[-2:], atol=1e-5 * float(logits.abs().max()), rtol=0)
+    for layer in range(len(item.adapter.layouts)):
+        torch.testing.assert_close(again.read(layer).keys, table.read(layer).keys, atol=1e-5, rtol=1e-5)

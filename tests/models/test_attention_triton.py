@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from emblema.models.table_order import TableOrder
+from emblema.models.tables import TableOrder
 from tests.kv.test_placing_compiled import usage
 
 pytestmark = [
@@ -23,7 +23,7 @@ pytestmark = [
         find_spec("triton") is None and "EMBLEMA_REQUIRE_TRITON" not in os.environ, reason="triton is not installed"
     ),
 ]
-SHAPES = {"Qwen2.5-VL-7B": (7, 128), "Qwen3-VL-8B": (4, 128), "Gemma 3 4B": (2, 256)}
+SHAPES = {"Qwen2.5-VL-7B": (7, 128), "Qwen3-VL-8B": (4, 128), "Gemma 3 4B": (2, 256), "Gemma 4 31B": (8, 512)}
 """Query heads of a key head, and their width."""
 MOST_REGISTERS = 255
 
@@ -53,7 +53,7 @@ def compiled(architecture: int, shared: int, width: int) -> Any:
     kernel = attend_rows if isinstance(attend_rows, JITFunction) else JITFunction(attend_rows.fn)
     rows = torch.empty(1, dtype=torch.int64, device="meta")
     held = torch.empty(1, 1, width, dtype=torch.bfloat16, device="meta")
-    known = kernel_constants(held, held, shared, TableOrder(rows, rows, rows, rows, None, None, True)) | {"STEPS": 32}
+    known = kernel_constants(held, held, shared, TableOrder(rows, rows, rows, rows, None, None)) | {"STEPS": 32}
     names = kernel.arg_names
     pointers = {
         **dict.fromkeys(("queries", "keys", "values"), "*bf16"),

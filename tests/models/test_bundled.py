@@ -13,7 +13,8 @@ from benchmarks.tasks.episodes import EPISODE_PLANS
 from benchmarks.tasks.streams import STREAM_KINDS
 from emblema.engine.engine import Engine
 from emblema.kv.chunk import Chunk
-from emblema.models.load import BUNDLED, bundled_folder, load_model
+from emblema.models.load import load_model
+from emblema.models.names import BUNDLED, bundled_folder
 from tests.families import typed
 from training.streams.measure import measured
 

@@ -13,7 +13,7 @@ from emblema.kv.layout import LayerLayout
 from emblema.kv.rotation import PhaseBook, rotate
 from emblema.models import queries as module
 from emblema.models.adapter import Adapter
-from emblema.models.attention_switch import NAME
+from emblema.models.attention import NAME
 from emblema.models.queries import key_states, queries
 from tests.families import CASES, loaded, words
 

@@ -50,6 +50,14 @@ def test_convolutional_layers_are_refused_by_name() -> None:
         Adapter(Lfm2VlForConditionalGeneration(config))
 
 
+def test_embeddings_of_ids_in_every_layer_are_refused() -> None:
+    """Gemma 4 E2B and E4B."""
+    model, _ = matrix.CASES["gemma4"].build(0)
+    model.config.text_config.hidden_size_per_layer_input = 8
+    with pytest.raises(UnsupportedModelError, match=r"layers\.0 and all later layers add an embedding of each token"):
+        Adapter(model)
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_tables_that_change_with_length_are_refused(kind: str) -> None:
     rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}

@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from emblema import Engine
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.kv.rotation import PhaseBook, relocate
 from emblema.models.adapter import Adapter
+from emblema.models.pretrained import PRETRAINED
 from tests import families as matrix
 
 CASES = list(matrix.CASES)
@@ -58,6 +60,23 @@ def test_chunk_relocated(name: str, shift: int) -> None:
         bound = 1e-5 if index == 0 else 3e-4
         for ours, theirs in ((moved.keys, native[index].keys), (moved.values, native[index].values)):
             assert float((ours - theirs).abs().max()) < bound * float(theirs.abs().max())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", list(PRETRAINED))
+def test_real_weights_relocated(name: str) -> None:
+    """Downloads and builds the model the first time. Bounds are shares of a layer's largest |k|."""
+    engine = Engine.load(name)
+    adapter = engine.adapter
+    chunk = engine.add(text="The white shed is near the town of Prague. Nobody was there on Sunday.\n" * 4)
+    source = chunk.encoded.positions
+    for shift in SHIFTS:
+        books = PhaseBook(adapter.tables, source), PhaseBook(adapter.tables, source + shift)
+        for rows, layout in zip(chunk.rows, adapter.layouts, strict=True):
+            moved = relocate(rows, layout, *books)
+            truth = exact(rows, layout, adapter, source, source + shift)
+            assert float((moved.keys.double() - truth.keys).abs().max()) < 1e-5 * float(truth.keys.abs().max())
+            assert torch.equal(moved.values, rows.values)
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "glm4v", "kimi_k25_yarn", "gemma3"])

@@ -1,5 +1,7 @@
 """Video and sound: native segments against the stock feature path and the stock video processor."""
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -8,7 +10,10 @@ import torch
 from PIL import Image
 
 from emblema.errors import MediaError
+from emblema.models.families import family_of
+from emblema.models.families.base import Toolkit, VideoSegment
 from emblema.models.families.qwen_vl import video_patches
+from emblema.models.video_settings import VideoSettings
 from tests import families as matrix
 
 NATIVE = [name for name, case in matrix.CASES.items() if case.native_video]
@@ -39,6 +44,39 @@ def test_segment_equals_the_stock_forward(name: str, count: int) -> None:
     with torch.inference_mode():
         stock = item.model(input_ids=prompt.token_ids[None], use_cache=False, **arguments).logits[0]
     assert float((logits - stock).abs().max()) < 1e-4
+
+
+def test_frames_behind_their_times_equal_the_stock_forward() -> None:
+    """Gemma 4 embeds a frame as a picture, by its video processor's budget of tokens."""
+    item = matrix.loaded("gemma4")
+    prepared = item.preparer.video(clip(3), 40.0, start=3.0)
+    parts = [item.adapter.encode_text(matrix.words(4)), item.adapter.encode(prepared)]
+    prompt = matrix.compose(item.adapter, [*parts, item.adapter.encode_text(matrix.words(3, 1))])
+    _, logits = matrix.run_all(item.adapter, prompt)
+    video = int(item.model.config.video_token_id)
+    assert int((prompt.token_ids == video).sum()) == int(prompt.visual.sum()) > 3
+    arguments = {
+        "pixel_values_videos": prepared.features["pixel_values"],
+        "video_position_ids": prepared.features["image_position_ids"],
+        "num_frames_per_video": torch.tensor([3]),
+        "mm_token_type_ids": 2 * (prompt.token_ids == video).long()[None],
+    }
+    with torch.inference_mode():
+        stock = item.model(input_ids=prompt.token_ids[None], use_cache=False, **arguments).logits[0]
+    assert float((logits - stock).abs().max()) < 1e-4
+
+
+def test_times_of_frames_are_minutes_and_seconds() -> None:
+    item, texts = matrix.loaded("gemma4"), []
+    kit = replace(item.preparer.kit, tokenizer=SimpleNamespace(), video=VideoSettings({"max_soft_tokens": 140}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Toolkit, "text", lambda self, text: texts.append(text) or [7])
+        whole = item.preparer.family.prepare_video(kit, VideoSegment(clip(3, 160, 160), 40.0, 3.0, 3))
+    assert texts == ["00:03 ", " 00:43 ", " 01:23 "]
+    frame = int((whole.token_ids == int(item.model.config.video_token_id)).sum()) // 3
+    assert 100 < frame <= 140 and whole.token_ids.tolist().count(7) == 3
+    picture = item.preparer.image(clip(1, 160, 160)[0])
+    assert 50 < int((picture.token_ids == int(item.model.config.image_token_id)).sum()) <= 70
 
 
 def test_patches_hold_successive_frames() -> None:
@@ -73,6 +111,27 @@ def test_time_stamps_are_written_for_qwen3_vl_and_glm() -> None:
     assert len(first.grid) == 2
     assert first.token_ids.shape == later.token_ids.shape
     assert matrix.loaded("glm4v").preparer.video(clip(4), 0.5).grid[1].start > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "texts"),
+    [
+        ("glm4v", None, ["3", "4"]),
+        ("glm4v_moe", "Glm4vVideoProcessor", ["3", "4"]),
+        ("glm4v_moe", "Glm46VVideoProcessor", ["3.5 seconds", "4.5 seconds"]),
+        ("glm46v", None, ["3.5 seconds", "4.5 seconds"]),
+        ("glm_ocr", None, ["3.5 seconds", "4.5 seconds"]),
+    ],
+)
+def test_glm_writes_times_as_its_processors_do(name: str, kind: str | None, texts: list[str]) -> None:
+    kit = matrix.loaded(name).preparer.kit
+    if kind is not None:
+        kit = replace(kit, video=VideoSettings({"video_processor_type": kind}))
+    written: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Toolkit, "text", lambda self, text: written.append(text) or [7])
+        family_of(kit.config).prepare_video(kit, VideoSegment(clip(4), 0.5, 3.5, 4))
+    assert written == texts
 
 
 @pytest.mark.parametrize("name", PICTURES)

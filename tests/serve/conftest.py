@@ -9,6 +9,7 @@ from openai import OpenAI
 
 from benchmarks.tasks import Episode
 from tests.serve.servers import Running, serving
+from tests.serve.writing_model import write_model
 
 QUESTION = "on which land does the moon stand ?"
 
@@ -17,6 +18,14 @@ QUESTION = "on which land does the moon stand ?"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server without keys."""
     with serving(tmp_path_factory.mktemp("store"), text_bytes=20_000, file_bytes=2**20, parts=20) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server of a tiny random model that can write any text."""
+    model = write_model(tmp_path_factory.mktemp("writer"))
+    with serving(tmp_path_factory.mktemp("written"), model=str(model), served_name="writer") as running:
         yield running
 
 

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,17 +33,17 @@ class Process:
 
     def _await_answer(self) -> None:
         assert self.process.stdout is not None
-        found = re.search(r"http://\S+", self.process.stdout.readline())
+        self.said: list[str] = []
+        found = None
+        while found is None and (line := self.process.stdout.readline()):
+            self.said.append(line.strip())
+            found = re.search(r"^ready on (http://\S+)", line)
         assert found is not None, self.process.communicate()
-        self.address = found.group()
+        self.address = found[1]
         self.log: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()
         self.client = OpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0)
-        for _ in range(1_200):
-            if self.process.poll() is None and httpx.get(f"{self.address}/health", timeout=60).status_code == 200:
-                return
-            time.sleep(0.05)
-        raise AssertionError("\n".join(self.log))
+        assert httpx.get(f"{self.address}/health", timeout=60).status_code == 200
 
     def _read(self) -> None:
         assert self.process.stderr is not None

@@ -13,6 +13,7 @@ import uvicorn
 from openai import OpenAI
 
 from emblema.serve.app import make_app
+from emblema.serve.running import make_config
 from emblema.serve.settings import ServeSettings
 
 
@@ -30,23 +31,28 @@ class Running:
 
 
 @contextmanager
-def serving(folder: Path, **settings: Any) -> Iterator[Running]:
-    """Run a server on a folder until the block ends."""
+def started(folder: Path, **settings: Any) -> Iterator[Running]:
+    """Run a server on a folder until the block ends; its model is not waited for."""
     chosen = ServeSettings.read(store=folder, port=0, **settings)
-    server = uvicorn.Server(uvicorn.Config(make_app(chosen), host="127.0.0.1", port=0, log_level="error"))
+    server = uvicorn.Server(make_config(chosen, make_app(chosen), host="127.0.0.1", port=0, log_level="error"))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
     try:
         while not server.started:
             time.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        running = Running(chosen, port)
+        yield Running(chosen, server.servers[0].sockets[0].getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+@contextmanager
+def serving(folder: Path, **settings: Any) -> Iterator[Running]:
+    """Run a server on a folder until the block ends."""
+    with started(folder, **settings) as running:
         with running.http() as http:
             while (answer := http.get("/health")).status_code == 503 and "loaded" in answer.text:
                 assert "could not" not in answer.text, answer.text
                 time.sleep(0.05)
         yield running
-    finally:
-        server.should_exit = True
-        thread.join(60)
-    assert not thread.is_alive()

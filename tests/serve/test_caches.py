@@ -1,6 +1,7 @@
 """Caches: parts kept with the patches of their order, used by id, nobody else's, gone when their time is over."""
 
 import json
+import sqlite3
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,9 +11,10 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from emblema.serve.caches import CachePart, CacheStore
+from emblema.serve.caches import CacheEntry, CachePart, CacheStore
 from emblema.serve.faults import ServeError
-from emblema.serve.keys import KeyRing, Tenant
+from emblema.serve.files import FileStore
+from emblema.serve.keys import LOCAL, KeyRing, Tenant
 from emblema.serve.messages import ChatRequest
 from emblema.store.identity import owner_digest
 from emblema.store.warm_parts import WarmParts
@@ -40,12 +42,24 @@ def pins() -> Pins:
     return Pins()
 
 
+def put(
+    caches: CacheStore, tenant: Tenant, parts: list[CachePart], name: str | None, seconds: float, made: WarmParts
+) -> CacheEntry:
+    """A cache that is made."""
+    id = caches.open(tenant, parts, name, seconds).id
+    try:
+        return caches.fill(tenant, id, made)
+    except ServeError:
+        caches.release(tenant, id)
+        raise
+
+
 def pictures(pngs: list[bytes]) -> list[dict[str, Any]]:
     return [{"type": "image_url", "image_url": {"url": data_url(png)}} for png in pngs]
 
 
 def made(http: httpx.Client, content: list[dict[str, Any]], **body: Any) -> dict[str, Any]:
-    answer = http.post("/v1/caches", json={"content": content} | body)
+    answer = http.post("/v1/caches?wait=true", json={"content": content} | body)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
@@ -65,7 +79,8 @@ def test_the_first_question_to_a_cache_computes_text_alone(server: Running, clie
         assert cache["id"] in [each["id"] for each in http.get("/v1/caches").json()["data"]]
         assert {part["type"] for part in cache["content"]} == {"text", "file"}
     used = {"type": "cache", "cache": {"cache_id": cache["id"]}}
-    question = {"type": "text", "text": QUESTION}
+    # One whose answer is sure, so that it stands over patched rows.
+    question = {"type": "text", "text": "which colour lies under the key ?"}
     full = reply_to(client, [*pictures(order), question], extra_body={"strategy": "full"})
     for opening in ([], [{"type": "text", "text": "here are more pages ."}]):
         reply = reply_to(client, [*opening, used, question])
@@ -75,6 +90,63 @@ def test_the_first_question_to_a_cache_computes_text_alone(server: Running, clie
     assert reply.model_extra["emblema"]["patched_tokens"] == cache["tokens"]
     for part in cache["content"][1:]:
         assert client.files.retrieve(part["file"]["file_id"]).status == "processed"
+
+
+def test_a_cache_is_answered_at_once_and_made_behind_it(server: Running, client: OpenAI, pngs: list[bytes]) -> None:
+    content = [{"type": "text", "text": "made later :"}, *pictures(pngs[:3])]
+    question = {"type": "text", "text": "which colour lies under the key ?"}
+    with server.http() as http:
+        first = http.post("/v1/caches", json={"content": content})
+        cache = first.json()
+        assert first.status_code == 202 and cache["status"] == "uploaded" and cache["bytes"] == cache["tokens"] == 0
+        # Its parts are answered whether it is made or not.
+        early = reply_to(client, [{"type": "cache", "cache": {"cache_id": cache["id"]}}, question])
+        path = f"/v1/caches/{cache['id']}"
+        until = time.monotonic() + 60
+        while (found := http.get(path).json())["status"] == "uploaded":
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        assert found["status"] == "processed" and found["bytes"] > 0 and found["tokens"] > 0
+        again = http.post("/v1/caches?wait=true", json={"content": content})
+        assert again.status_code == 200 and again.json()["id"] == cache["id"] and again.json()["holders"] == 2
+        assert http.delete(path).json()["holders"] == 1 and http.get(path).json()["status"] == "processed"
+        assert http.delete(path).json()["holders"] == 0 and http.get(path).status_code == 404
+    whole = reply_to(client, [*content, question])
+    assert early.choices[0].message.content == whole.choices[0].message.content
+
+
+def test_what_a_server_left_unmade_the_next_one_makes(tmp_path: Path, pngs: list[bytes]) -> None:
+    folder = tmp_path / "serve"
+    file = FileStore(folder, 2**20).add(LOCAL, pngs[0], "a.png", "user_data", None)
+    left = CacheStore(folder, 9, 2**30, lambda *pieces: None).open(LOCAL, [("file", file.id)], None, 1_000)
+    with serving(tmp_path) as running, running.http() as http:
+        until = time.monotonic() + 60
+        while (found := http.get(f"/v1/caches/{left.id}").json())["status"] == "uploaded":
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    assert found["status"] == "processed" and found["tokens"] > 0
+
+
+def test_a_table_of_an_older_version_is_read(tmp_path: Path, pins: Pins) -> None:
+    caches = CacheStore(tmp_path, 9, 100, pins)
+    made = put(caches, ONE, PARTS, "a", 1_000.0, WarmParts(4, {"x": 40}))
+    with sqlite3.connect(tmp_path / "caches.sqlite") as connection:
+        for column in ("status", "detail", "holders"):
+            connection.execute(f"ALTER TABLE caches DROP COLUMN {column}")
+    connection.close()
+    assert CacheStore(tmp_path, 9, 100, pins).entry(ONE, made.id) == made
+
+
+def test_holders_are_counted(tmp_path: Path, pins: Pins) -> None:
+    caches = CacheStore(tmp_path, 9, 100, pins)
+    made = [put(caches, ONE, PARTS, "a", 1_000.0, WarmParts(4, {"x": 40})) for _ in range(3)]
+    assert [entry.holders for entry in made] == [1, 2, 3] and len({entry.id for entry in made}) == 1
+    assert [caches.release(ONE, made[0].id) for _ in range(2)] == [2, 1] and pins.held == {("one", "x")}
+    assert caches.release(ONE, made[0].id) == 0 and not pins.held and caches.entries(ONE) == ()
+    put(caches, ONE, PARTS, "a", 1_000.0, WarmParts(4, {"x": 40}))
+    caches.open(ONE, PARTS, "a", 1_000.0)
+    caches.delete(ONE, made[0].id)
+    assert not pins.held and caches.entries(ONE) == (), "with its file it goes, whoever holds it"
 
 
 def test_files_of_a_cache_stay_as_long_as_it(server: Running, client: OpenAI, pngs: list[bytes]) -> None:
@@ -107,8 +179,9 @@ def asking(content: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_cache_ends(server: Running, pngs: list[bytes]) -> None:
     with server.http() as http:
-        kept, ended = made(http, pictures(pngs[:2])), made(http, pictures(pngs[:1]), ttl=1)
-        assert http.delete(f"/v1/caches/{kept['id']}").json() == {"id": kept["id"], "object": "cache", "deleted": True}
+        alone = {"type": "text", "text": "held once :"}
+        kept, ended = made(http, [alone, *pictures(pngs[:2])]), made(http, pictures(pngs[:1]), ttl=1)
+        assert http.delete(f"/v1/caches/{kept['id']}").json()["holders"] == 0
         time.sleep(1.1)
         listed = [each["id"] for each in http.get("/v1/caches").json()["data"]]
         for cache in (kept, ended):
@@ -147,8 +220,14 @@ def test_a_breakpoint_lasts_as_it_or_the_request_says(own: dict[str, str], whole
 
 def test_what_has_no_room_is_served_and_not_kept(tmp_path: Path, pngs: list[bytes]) -> None:
     with serving(tmp_path, cache_bytes=1_000, caches=1) as running, running.http() as http:
-        refused = http.post("/v1/caches", json={"content": pictures(pngs[:2])})
-        assert refused.status_code == 413 and "1000" in refused.text and http.get("/v1/caches").json()["data"] == []
+        refused = http.post("/v1/caches?wait=true", json={"content": pictures(pngs[:2])})
+        assert refused.status_code == 413 and "1000" in refused.text
+        assert http.get("/v1/caches").json()["data"] == [], "who was told of an error holds nothing"
+        later = http.post("/v1/caches", json={"content": pictures(pngs[:2])})
+        assert later.status_code == 202
+        while (told := http.get(f"/v1/caches/{later.json()['id']}").json())["status"] == "uploaded":
+            time.sleep(0.02)
+        assert told["status"] == "error" and "1000" in told["status_details"] and told["bytes"] == 0
         part = pictures([pngs[0]])[0] | {"prompt_cache_breakpoint": {"mode": "explicit"}}
         answer = http.post("/v1/chat/completions", json=asking([part])).json()
         assert answer["choices"] and "not kept" in answer["emblema"]["remark"]
@@ -161,7 +240,6 @@ def test_what_has_no_room_is_served_and_not_kept(tmp_path: Path, pngs: list[byte
         ({"ttl": 0}, 400, "ttl"),
         ({"ttl": 10**9}, 400, "ttl"),
         ({"ttl": "soon"}, 400, "ttl"),
-        ({"ttl": None}, 400, "ttl"),
         ({"content": []}, 400, "content"),
         ({"content": "text"}, 400, "content"),
         ({"content": None}, 400, "content"),
@@ -247,13 +325,13 @@ def test_another_tenants_cache_is_not_there(tmp_path: Path, pngs: list[bytes]) -
 def test_pins_are_those_of_the_caches(tmp_path: Path, pins: Pins) -> None:
     now = [1_000.0]
     caches = CacheStore(tmp_path, 3, 100, pins, clock=lambda: now[0])
-    first = caches.put(ONE, PARTS, "a", 50.0, WarmParts(4, {"x": 40, "y": 40}))
-    second = caches.put(ONE, [*PARTS, ("text", "b")], None, 500.0, WarmParts(4, {"x": 40, "z": 10}))
-    caches.put(OTHER, PARTS, "a", 50.0, WarmParts(4, {"x": 40}))
+    first = put(caches, ONE, PARTS, "a", 50.0, WarmParts(4, {"x": 40, "y": 40}))
+    second = put(caches, ONE, [*PARTS, ("text", "b")], None, 500.0, WarmParts(4, {"x": 40, "z": 10}))
+    put(caches, OTHER, PARTS, "a", 50.0, WarmParts(4, {"x": 40}))
     assert caches.held(owner_digest(ONE.salt)) == {"x", "y", "z"}
     assert pins.held == {("one", "x"), ("one", "y"), ("one", "z"), ("other", "x")}
     with pytest.raises(ServeError, match="110 bytes of 100"):
-        caches.put(ONE, [("file", "f")], None, 50.0, WarmParts(4, {"w": 20}))
+        put(caches, ONE, [("file", "f")], None, 50.0, WarmParts(4, {"w": 20}))
     caches.keep_part(ONE, 40.0, WarmParts(4, {"x": 40}), fresh=True)
     pins.held.remove(("one", "x"))
     now[0] += 5
@@ -263,7 +341,7 @@ def test_pins_are_those_of_the_caches(tmp_path: Path, pins: Pins) -> None:
     assert ("one", "x") in pins.held
     assert {entry.id for entry in caches.entries(ONE)} == {first.id, second.id}, "a kept part is not listed"
     with pytest.raises(ServeError, match="3 caches"):
-        caches.put(ONE, [("file", "g")], None, 50.0, WarmParts(1, {"x": 40}))
+        put(caches, ONE, [("file", "g")], None, 50.0, WarmParts(1, {"x": 40}))
     now[0] += 60
     caches.expire()
     assert pins.held == {("one", "x"), ("one", "z")} and [entry.id for entry in caches.entries(ONE)] == [second.id]
@@ -275,9 +353,22 @@ def test_pins_are_those_of_the_caches(tmp_path: Path, pins: Pins) -> None:
 
 def test_what_is_kept_says_nothing_of_salts(tmp_path: Path, pins: Pins) -> None:
     caches = CacheStore(tmp_path, 3, 100, pins)
-    entry = caches.put(ONE, PARTS, None, 50.0, WarmParts(1, {"x": 1}))
-    assert entry.id != caches.put(OTHER, PARTS, None, 50.0, WarmParts(1, {"x": 1})).id
-    for call in (caches.entry, caches.delete):
+    entry = put(caches, ONE, PARTS, None, 50.0, WarmParts(1, {"x": 1}))
+    assert entry.id != put(caches, OTHER, PARTS, None, 50.0, WarmParts(1, {"x": 1})).id
+    for call in (caches.entry, caches.delete, caches.release):
         with pytest.raises(ServeError) as refused:
             call(OTHER, entry.id)
         assert refused.value.status == 404 and json.dumps(owner_digest(ONE.salt)) not in str(refused.value)
+
+
+def test_a_damaged_cache_holds_up_nothing_but_itself(tmp_path: Path, pins: Pins) -> None:
+    now = [1_000.0]
+    caches = CacheStore(tmp_path, 10, 1_000, pins, lambda: now[0])
+    broken = put(caches, ONE, PARTS, "a", 10.0, WarmParts(1, {"x": 1}))
+    put(caches, OTHER, PARTS, "b", 10.0, WarmParts(1, {"y": 1}))
+    with caches._table.transaction() as connection:  # noqa: SLF001
+        connection.execute("UPDATE caches SET pieces = 'no json' WHERE owner = ? AND id = ?", (ONE.owner, broken.id))
+    now[0] += 20
+    caches.expire()
+    assert ("other", "y") not in pins.held and ("one", "x") in pins.held
+    assert put(caches, OTHER, PARTS, "c", 10.0, WarmParts(1, {"z": 1})).name == "c"

@@ -11,7 +11,6 @@ from openai import OpenAI
 from emblema.serve.keys import KeyRing
 from tests.serve.conftest import QUESTION
 from tests.serve.servers import Running, serving
-from tests.serve.test_caches import asking
 
 
 class Shared:
@@ -113,28 +112,6 @@ def test_the_model_looks_up_what_it_asks_for(shared: Shared, pngs: list[bytes], 
     assert found["query"] == QUESTION and len(found["items"]) == 2 and report["linked_tokens"] > 0
     quiet = create(model="reference", messages=messages, max_tokens=6, extra_body={"collections": [name]})
     assert quiet.model_extra["emblema"]["found"] == [], "a model that does not ask is not answered"  # type: ignore[index]
-
-
-@pytest.mark.parametrize(
-    ("more", "status", "word"),
-    [
-        ({"collections": ["none"]}, 404, "none"),
-        ({"collections": "none"}, 400, "collections"),
-        ({"collections": ["a"] * 9}, 400, "collections"),
-        ({"collections": [""]}, 400, "collections"),
-        ({"collections": ["a" * 300]}, 400, "collections"),
-        ({"collections": ["a\x00b"]}, 404, "collection"),
-        ({"collections": ["a"], "logprobs": True}, 400, "logprobs"),
-        ({"retrieval": {"count": 9}}, 400, "count"),
-        ({"retrieval": {"most": 0}}, 400, "most"),
-        ({"retrieval": {"end": ""}}, 400, "end"),
-        ({"retrieval": {"end": None}}, 400, "end"),
-        ({"retrieval": "yes"}, 400, "retrieval"),
-    ],
-)
-def test_what_is_wrong_with_a_look_up_is_said(shared: Shared, more: dict[str, Any], status: int, word: str) -> None:
-    answer = shared.tenant.post("/v1/chat/completions", json=asking([], **more))
-    assert answer.status_code == status and word in answer.json()["error"]["message"], answer.text
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from openai import OpenAI
 from emblema.errors import StoreError
 from emblema.serve.content import ContentReader
 from emblema.serve.faults import ServeError
-from emblema.serve.folder_files import FolderFileStore
+from emblema.serve.files import FileStore
 from emblema.serve.keys import LOCAL, Tenant
 from emblema.store import Store
 from tests.serve.conftest import QUESTION, asked
@@ -74,7 +74,7 @@ def test_a_deleted_file_takes_its_chunks_along(tmp_path: Path, pngs: list[bytes]
         parts = [{"type": "file", "file": {"file_id": file.id}} for file in (gone, kept)]
         messages = [{"role": "user", "content": [*parts, {"type": "text", "text": QUESTION}]}]
         client.chat.completions.create(model="reference", messages=messages, extra_body={"strategy": "patch-25%"})  # type: ignore[arg-type]
-        files = FolderFileStore(running.settings.folder, 1_000)
+        files = FileStore(running.settings.folder, 1_000)
         (lost,), (left,) = (files.entry(LOCAL, file.id).chunks for file in (gone, kept))
         for _ in range(600):
             if len(pieces_naming(tmp_path, lost)) > 1:
@@ -148,7 +148,7 @@ def test_a_server_that_ends_while_it_reads_a_deleted_file_leaves_nothing(
 
 def test_chunks_that_were_begun_are_forgotten_unless_their_file_is_there(tmp_path: Path) -> None:
     gone = list[tuple[str, list[str]]]()
-    files = FolderFileStore(tmp_path, 1_000, forget=lambda owner, tenant, chunks: gone.append((tenant, list(chunks))))
+    files = FileStore(tmp_path, 1_000, forget=lambda owner, tenant, chunks: gone.append((tenant, list(chunks))))
     kept, lost, done = (files.add(ONE, data, "a", "user_data", None) for data in (b"kept", b"lost", b"done"))
     for entry in (kept, lost, done):
         files.begin(ONE, entry.id, [f"chunk of {entry.id}"])
@@ -160,13 +160,13 @@ def test_chunks_that_were_begun_are_forgotten_unless_their_file_is_there(tmp_pat
 
 
 def test_bytes_without_an_entry_are_removed_at_opening(tmp_path: Path) -> None:
-    files = FolderFileStore(tmp_path, 1_000)
+    files = FileStore(tmp_path, 1_000)
     kept = files.path(ONE, files.add(ONE, b"kept", "a", "user_data", None).id)
     left, arriving, late = (kept.with_name(name) for name in ("file-left", ".arriving.temporary", ".late.temporary"))
     for path in (left, arriving, late):
         path.write_bytes(b"x")
     os.utime(late, (1, 1))
-    FolderFileStore(tmp_path, 1_000)
+    FileStore(tmp_path, 1_000)
     assert {path for path in kept.parent.iterdir()} == {kept, arriving}
 
 
@@ -174,13 +174,13 @@ def test_a_crash_while_a_file_is_added_leaves_nothing_after_the_next_opening(tmp
     """Whichever call is the last that reaches the disk; what was acknowledged is there."""
     for number in range(1, 40):
         folder = tmp_path / str(number)
-        files = FolderFileStore(folder, 1_000)
+        files = FileStore(folder, 1_000)
         first = files.add(ONE, b"first", "a", "user_data", None)
         with FailingCalls(number, lasting=True)() as failing, suppress(StoreError):
             files.add(ONE, b"second", "b", "user_data", None)
         for path in folder.rglob(".*.temporary"):
             os.utime(path, (1, 1))
-        again = FolderFileStore(folder, 1_000)
+        again = FileStore(folder, 1_000)
         there = {again.path(ONE, entry.id) for entry in again.entries(ONE)}
         assert there == {path for path in (folder / "files").rglob("*") if path.is_file()}
         assert again.read(ONE, first.id) == b"first"
@@ -192,7 +192,7 @@ def test_a_crash_while_a_file_is_added_leaves_nothing_after_the_next_opening(tmp
 
 
 def test_a_deletion_sees_what_was_made_meanwhile(tmp_path: Path) -> None:
-    files = FolderFileStore(tmp_path, 1_000)
+    files = FileStore(tmp_path, 1_000)
     before = files.add(ONE, b"picture", "a", "user_data", None)
     assert files.note(ONE, before.id, "processed", None, "image", ["chunk"])
     assert not files.delete(ONE, before)
@@ -242,7 +242,7 @@ def test_uploads_are_bounded(server: Running, client: OpenAI, pngs: list[bytes])
 
 def test_files_expire_and_stay_within_a_quota(tmp_path: Path) -> None:
     now = [1_000.0]
-    files = FolderFileStore(tmp_path, 100, clock=lambda: now[0])
+    files = FileStore(tmp_path, 100, clock=lambda: now[0])
     first = files.add(ONE, b"a" * 60, "a", "user_data", 50.0)
     with pytest.raises(ServeError, match="quota"):
         files.add(ONE, b"b" * 60, "b", "user_data", None)
@@ -261,7 +261,7 @@ def test_a_file_outlasts_a_power_cut_once_it_is_acknowledged(tmp_path: Path) -> 
     (tmp_path / "kept").mkdir()
     recorder = Recorder(tmp_path / "store", tmp_path / "kept")
     with recorder():
-        files = FolderFileStore(tmp_path / "store" / "serve", 1_000)
+        files = FileStore(tmp_path / "store" / "serve", 1_000)
         made = [files.add(tenant, b"picture", "a", "user_data", None) for tenant in (ONE, OTHER)]
     PowerCut(recorder).leave(tmp_path / "left", len(recorder.changes), random.Random(1), lost=1.0)
     left = [path for path in (tmp_path / "left").rglob("*") if path.is_file()]
@@ -274,7 +274,7 @@ def test_a_deleted_file_stays_deleted_after_a_power_cut(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     recorder, now = Recorder(tmp_path / "store", tmp_path / "kept"), [1_000.0]
     with recorder():
-        files = FolderFileStore(tmp_path / "store" / "serve", 10, clock=lambda: now[0])
+        files = FileStore(tmp_path / "store" / "serve", 10, clock=lambda: now[0])
         deleted = files.add(ONE, b"deleted", "a", "user_data", None)
         assert files.delete(ONE, deleted)
         files.add(OTHER, b"expired", "b", "user_data", 50.0)
@@ -291,7 +291,7 @@ def test_a_deleted_file_stays_deleted_after_a_power_cut(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [1, 2, 3], ids=["unlink", "open", "fsync"])
 def test_a_deletion_that_fails_can_be_made_again(tmp_path: Path, number: int) -> None:
     now, gone = [1_000.0], list[str]()
-    files = FolderFileStore(tmp_path, 1_000, lambda: now[0], lambda owner, tenant, chunks: gone.append(tenant))
+    files = FileStore(tmp_path, 1_000, lambda: now[0], lambda owner, tenant, chunks: gone.append(tenant))
     mine = files.add(ONE, b"mine", "a", "user_data", None)
     files.add(OTHER, b"theirs", "b", "user_data", 50.0)
     now[0] += 60
@@ -311,7 +311,7 @@ def test_a_deletion_that_fails_can_be_made_again(tmp_path: Path, number: int) ->
 
 
 def test_a_file_that_cannot_be_kept_says_so(tmp_path: Path) -> None:
-    files = FolderFileStore(tmp_path, 1_000)
+    files = FileStore(tmp_path, 1_000)
     (tmp_path / "files").write_bytes(b"in the way")
     with pytest.raises(StoreError, match="cannot be kept"):
         files.add(ONE, b"picture", "a", "user_data", None)
@@ -320,8 +320,8 @@ def test_a_file_that_cannot_be_kept_says_so(tmp_path: Path) -> None:
 
 def test_what_was_made_of_a_file_goes_with_its_time(tmp_path: Path) -> None:
     now, gone = [1_000.0], []
-    files = FolderFileStore(
-        tmp_path, 1_000, lambda: now[0], lambda owner, tenant, chunks: gone.append((tenant, chunks))
+    files = FileStore(
+        tmp_path, 1_000, lambda: now[0], lambda owner, tenant, chunks: gone.append((tenant, list(chunks)))
     )
     ids = [files.add(ONE, data, "a", "user_data", 50.0).id for data in (b"a", b"b")]
     for id in ids:
@@ -335,7 +335,7 @@ def test_what_was_made_of_a_file_goes_with_its_time(tmp_path: Path) -> None:
 
 
 def test_another_tenants_file_is_not_there(tmp_path: Path) -> None:
-    files = FolderFileStore(tmp_path, 1_000)
+    files = FileStore(tmp_path, 1_000)
     mine = files.add(ONE, b"picture", "a", "user_data", None)
     theirs = files.add(OTHER, b"picture", "a", "user_data", None)
     assert mine.id != theirs.id
@@ -344,11 +344,11 @@ def test_another_tenants_file_is_not_there(tmp_path: Path) -> None:
             call(OTHER, mine.id)
         assert refused.value.status == 404
     assert not files.delete(OTHER, mine)
-    assert FolderFileStore(tmp_path, 1_000).read(ONE, mine.id) == b"picture"
+    assert FileStore(tmp_path, 1_000).read(ONE, mine.id) == b"picture"
 
 
 def test_ids_lead_nowhere_else(tmp_path: Path) -> None:
-    files = FolderFileStore(tmp_path, 1_000)
+    files = FileStore(tmp_path, 1_000)
     (tmp_path / "secret").write_text("x")
     for id in ("../../secret", "/etc/passwd", "", "\0", "file-" + "0" * 32, "%2e%2e"):
         with pytest.raises(ServeError):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import sqlite3
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +15,12 @@ import openai
 import pytest
 
 from emblema.errors import EmblemaError, StoreError
-from emblema.serve.keys import KeyRing
+from emblema.serve.access import Access
+from emblema.serve.faults import ServeError
+from emblema.serve.keys import LOCAL, KeyRing, Tenant, cache_salt, store_salts
 from emblema.serve.service import Service
 from emblema.serve.settings import ServeSettings
+from emblema.work_pool import PoolSize, WorkPool
 from tests.cli.running import emblema, refused
 from tests.serve.conftest import asked
 from tests.serve.servers import serving
@@ -159,3 +163,92 @@ def test_a_server_that_others_reach_needs_a_key(tmp_path: Path) -> None:
     settings = ServeSettings.read(store=tmp_path, host="0.0.0.0")
     with pytest.raises(EmblemaError, match="emblema keys add"):
         asyncio.run(Service.open(settings))
+
+
+def tenants_of(folder: Path, *keys: str, open: bool = True) -> list[str]:
+    """Return whose requests with these keys are to a server that is started now; "" for nobody's."""
+
+    async def ask() -> list[str]:
+        access, found = Access(KeyRing(folder), open, WorkPool("keys", PoolSize(1, 1))), []
+        for key in keys:
+            try:
+                found.append((await access.tenant_of(f"Bearer {key}" if key else None)).name)
+            except ServeError as error:
+                assert error.status == 401
+                found.append("")
+        return found
+
+    return asyncio.run(ask())
+
+
+def test_taking_back_the_last_key_opens_no_server(tmp_path: Path) -> None:
+    """Not the one that runs, nor one that is started later, until its operator deletes the file of keys."""
+    assert tenants_of(tmp_path, "", "made-up") == ["local", "local"]
+    ring = KeyRing(tmp_path)
+    key = ring.add("one")
+    assert tenants_of(tmp_path, "", key) == ["", "one"]
+    assert ring.revoke(ring.list()[0].id)
+    assert tenants_of(tmp_path, "", key) == ["", ""] and ring.fingerprint
+    other = ring.add("two")
+    assert tenants_of(tmp_path, "", key, other) == ["", "", "two"]
+    (tmp_path / "keys.sqlite").unlink()
+    assert tenants_of(tmp_path, "") == ["local"] and tenants_of(tmp_path, "", open=False) == [""]
+
+
+def test_a_server_that_once_asked_asks_though_the_file_is_gone(tmp_path: Path) -> None:
+    async def ask() -> None:
+        ring = KeyRing(tmp_path)
+        access = Access(ring, True, WorkPool("keys", PoolSize(1, 1)))
+        assert (await access.tenant_of(None)).name == "local"
+        ring.add("one")
+        with pytest.raises(ServeError):
+            await access.tenant_of(None)
+        (tmp_path / "keys.sqlite").unlink()
+        KeyRing(tmp_path)
+        with pytest.raises(ServeError):
+            await access.tenant_of(None)
+
+    asyncio.run(ask())
+
+
+def test_keys_of_an_older_version_are_asked_for(tmp_path: Path) -> None:
+    ring = KeyRing(tmp_path)
+    ring.add("one")
+    with sqlite3.connect(tmp_path / "keys.sqlite") as connection:
+        connection.execute("DROP TABLE first_key")
+    ring = KeyRing(tmp_path)
+    assert ring.revoke(ring.list()[0].id) and tenants_of(tmp_path, "") == [""]
+
+
+def test_the_tenant_of_a_name_is_its_owners_alone(tmp_path: Path) -> None:
+    """What is deleted by a tenant's name is that tenant's: no other's, nor one's of this name under another secret."""
+    ring, other = KeyRing(tmp_path / "a"), KeyRing(tmp_path / "b")
+    one, two = Tenant("one", ring.salt("one")), Tenant("two", ring.salt("two"))
+    foreign = Tenant("one", other.salt("one"))
+    assert list(ring.tenants_named("one", one.owner)) == [one]
+    assert list(ring.tenants_named("one", LOCAL.owner)) == [LOCAL], "a file of before there were keys"
+    for name, owner in (("one", two.owner), ("two", one.owner), ("one", foreign.owner), ("", one.owner)):
+        assert list(ring.tenants_named(name, owner)) == [], name
+
+
+def test_an_engine_with_a_key_of_its_own_is_asked_alone_once_the_last_key_is_gone(tmp_path: Path) -> None:
+    async def ask() -> None:
+        ring = KeyRing(tmp_path)
+        access = Access(ring, True, WorkPool("keys", PoolSize(1, 1)), again=True)
+        assert (await access.tenant_of(None)).name == "local"
+        key = ring.add("one")
+        with pytest.raises(ServeError):
+            await access.tenant_of(None)
+        assert (await access.tenant_of(f"Bearer {key}")).name == "one"
+        assert ring.revoke(ring.list()[0].id) and (await access.tenant_of(None)).name == "local"
+
+    asyncio.run(ask())
+
+
+def test_salts_inside_vllm_are_each_tenants_own(tmp_path: Path) -> None:
+    ring = KeyRing(tmp_path)
+    one, two = (Tenant(name, ring.salt(name)) for name in ("one", "two"))
+    salts = [cache_salt(tenant) for tenant in (one, two)]
+    assert cache_salt(LOCAL) is None and None not in salts and len(set(salts)) == 2
+    assert store_salts(LOCAL) == (LOCAL.salt,)
+    assert store_salts(one)[0] == one.salt and len({*store_salts(one), *store_salts(two)}) == 4

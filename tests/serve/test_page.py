@@ -4,12 +4,14 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from openapi_spec_validator import validate
 
+from emblema.link.lanes import Lane
 from tests.serve.servers import Running
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
@@ -49,3 +51,34 @@ def test_the_page_names_every_route(server: Running) -> None:
         paths = http.get("/openapi.json").json()["paths"]
     for path in paths:
         assert path in PAGE or path.startswith("/v1/models/"), path
+
+
+def test_the_browser_page_keeps_to_itself(server: Running) -> None:
+    with server.http() as http:
+        page = http.get("/")
+        assert "default-src 'self'" in page.headers["content-security-policy"]
+        assert "unsafe" not in re.findall(r"script-src [^;]*", page.headers["content-security-policy"])[0]
+        listing = http.get("/page/demo/demo.json").json()
+        for name in (*listing["legends"], *listing["maps"]):
+            assert http.get(f"/page/demo/{name}").content == (DEMO / name).read_bytes()
+        assert http.get(f"/page/demo/{listing['clip']}").status_code == 404
+        for script in re.findall(r"from \"(\./[a-z]+\.mjs)\"", http.get("/page/app.mjs").text):
+            assert http.get(f"/page/{script}").headers["content-type"].startswith("text/javascript")
+
+
+def test_a_reply_tells_the_rows_of_every_picture(server: Running) -> None:
+    with server.http() as http:
+        form = {"file": ("map.png", (DEMO / "map-01.png").read_bytes())}
+        id = http.post("/v1/files", data={"purpose": "user_data"}, files=form).json()["id"]
+        while http.get(f"/v1/files/{id}").json()["status"] == "uploaded":
+            time.sleep(0.02)
+        content = [
+            {"type": "file", "file": {"file_id": id}},
+            {"type": "text", "text": "what colour is under the moon ?"},
+        ]
+        body = {"model": "reference", "messages": [{"role": "user", "content": content}]}
+        reply = http.post("/v1/chat/completions", json=body | {"strategy": "auto"}).json()
+        full = http.post("/v1/chat/completions", json=body | {"strategy": "full"}).json()
+    [[rows, lane]] = reply["emblema"]["parts"]
+    assert 64 <= rows < reply["usage"]["prompt_tokens"] and lane == Lane.LEADING, lane
+    assert full["emblema"]["parts"] == []

@@ -84,7 +84,7 @@ def test_ids_of_others_take_as_long_as_ids_of_nobody(tenants: Tenants) -> None:
     caches = []
     for file in files:
         body = {"content": [{"type": "file", "file": {"file_id": file}}]}
-        caches.append(tenants.one.post("/v1/caches", json=body).json()["id"])
+        caches.append(tenants.one.post("/v1/caches?wait=true", json=body).json()["id"])
     ids = {
         "file": [prefixed("file", id, tenants.drawn) for id in files] * REPEATS,
         "cache": [prefixed("cache", id, tenants.drawn) for id in caches] * REPEATS,
@@ -152,7 +152,7 @@ def test_pictures_of_others_take_as_long_as_pictures_of_nobody(tenants: Tenants)
         pairs = [(tenants.png(), tenants.png()) for _ in range(PICTURES)]
         for theirs, _ in pairs:
             content = [{"type": "file", "file": {"file_id": tenants.upload(tenants.one, theirs)}}]
-            assert tenants.one.post("/v1/caches", json={"content": content}).is_success
+            assert tenants.one.post("/v1/caches?wait=true", json={"content": content}).is_success
             tenants.one.post("/v1/chat/completions", json=asking(theirs))
         seconds(tenants.png())
         found[name] = tenants.compare(pairs, seconds)

@@ -15,8 +15,8 @@ from emblema import AsyncEngine, Engine, Policy, Store, slid
 from emblema.errors import StrategyError
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Factors, LayerPatch, Patch
+from emblema.link.lanes import Lane
 from emblema.link.policy.fidelity import divergence
-from emblema.link.policy.policy import Lane
 from emblema.session.fidelity_logs import read_all
 from tests.engine.engines import AT_ONCE
 
@@ -26,7 +26,7 @@ ALWAYS = replace(AT_ONCE, canary=1, canary_rows=math.inf)
 
 
 def engine_on(reference: Engine, store: object = None, policy: Policy = ALWAYS, salt: bytes = b"") -> Engine:
-    return Engine(reference.adapter.model, reference.processor, store=store, policy=policy, salt=salt)  # type: ignore[arg-type]
+    return Engine(reference.adapter.model, reference.processor, store=store, policy=policy, salt=salt, anchor=())  # type: ignore[arg-type]
 
 
 def added(own: Engine, episode: Episode) -> list[Chunk]:
@@ -64,7 +64,6 @@ def test_a_linked_prompt_is_compared_with_re_prefill(reference: Engine, episode:
     own = engine_on(reference)
     pages = added(own, episode)
     assert ask(own, pages) == "auto:full"
-    trials = own.policy_runtime.statistics.canary.trials
     full = own.prefill([*pages, QUESTION], "full")
     own.settle()
     own.forget_prompts()
@@ -75,9 +74,7 @@ def test_a_linked_prompt_is_compared_with_re_prefill(reference: Engine, episode:
     assert line.kl == pytest.approx(divergence(full.logits, linked.logits), rel=0.2, abs=1e-9)
     counted = own.policy_runtime.statistics.canary
     assert counted.checks == counted.linked == 1 and counted.rows == full.usage.prompt_tokens
-    assert counted.exact >= 2 and counted.trials > trials == 1, "a picture is tried bare as well"
-    bare = next(one for one in own.policy_runtime.lane_reports if one.lane is Lane.BARE)
-    assert not bare.open and bare.kl > line.kl
+    assert counted.exact >= 2 and counted.trials == 0, "no lane is closed"
 
 
 def test_a_prompt_whose_first_page_slid_away_is_compared_in_the_same_setting(
@@ -113,7 +110,7 @@ def test_a_check_says_that_the_lane_and_full_prefill_disagree(reference: Engine,
     assert line.kl == pytest.approx(float((left * (left / right).log()).sum()), rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_bad_lane_is_closed_formed_again_and_opens_again(reference: Engine, episode: Episode) -> None:
     own, question = engine_on(reference), binding(episode)
     pages = added(own, episode)
@@ -123,10 +120,10 @@ def test_a_bad_lane_is_closed_formed_again_and_opens_again(reference: Engine, ep
     lanes = [ask(own, pages, question) for _ in range(12)]
     assert lanes[0] == "auto:patch" and "auto:full" in lanes, "not by one item, and not never"
     assert not own.policy_runtime.trusts("image", "patch")
-    assert lanes.index("auto:full") >= 3
+    assert lanes.index("auto:full") == 2, "one answer alone never closes a lane, and two that differ do"
     # What is computed is formed again, and then tried after the answers: the lane has become good.
     later: list[str] = []
-    while not own.policy_runtime.trusts("image", Lane.PATCH) and len(later) < 120:
+    while not own.policy_runtime.trusts("image", Lane.PATCH) and len(later) < 400:
         later.append(ask(own, pages, question))
     assert set(later) == {"auto:full"} and own.policy_runtime.trusts("image", Lane.PATCH)
     later += [ask(own, pages, question) for _ in range(4)]
@@ -136,23 +133,10 @@ def test_a_bad_lane_is_closed_formed_again_and_opens_again(reference: Engine, ep
     assert own.policy_runtime.statistics.canary.turned == 2
 
 
-def test_a_kind_that_shows_no_gap_comes_to_be_taken_bare(reference: Engine) -> None:
-    """The same word as every passage: nothing to absorb that would change an answer."""
-    own = engine_on(reference, policy=Policy(canary=1, canary_rows=math.inf, forming=False, max_kl=0.5))
-    passages = [own.add(text=f"the {name} stands on red") for name in ("tent", "boat")]
-    lanes = []
-    for _ in range(20):
-        own.forget_prompts()
-        lanes.append(own.generate([*passages, "what colour is under the tent ?"]).usage.lane)
-    line = next(one for one in own.policy_runtime.lane_reports if one.kind == "text")
-    assert line.lane is Lane.BARE and lanes[0] == "auto:full"
-    assert (lanes[-1] == "auto:bare") == line.open == (line.kl < 0.5)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("share", "rows"), [(0.01, 0.05), (0.1, 0.05), (0.1, math.inf), (0.5, 1.0), (0.0, 1.0)])
 def test_the_share_and_the_rows_are_kept_to(reference: Engine, episode: Episode, share: float, rows: float) -> None:
-    policy = replace(AT_ONCE, canary=share, canary_rows=rows)
+    policy = replace(AT_ONCE, canary=share, learning=0, canary_rows=rows)
     own = engine_on(reference, policy=policy)
     pages = added(own, episode)[:2]
     own.prefill([*pages, QUESTION])
@@ -190,7 +174,7 @@ def test_a_request_has_bounds_of_its_own(reference: Engine, episode: Episode) ->
     pages = added(own, episode)
     ask(own, pages)
     own.forget_prompts()
-    strict = replace(AT_ONCE, max_kl=0)
+    strict = replace(AT_ONCE, alpha=0)
     assert own.generate([*pages, QUESTION], policy=strict).usage.lane == "auto:full"
     own.forget_prompts()
     assert own.prefill([*pages, QUESTION], policy=strict).usage.lane == "auto:full"
@@ -231,7 +215,7 @@ def test_the_async_engine_compares_when_nobody_waits(episode: Episode) -> None:
     compared: list[tuple[str, int]] = []
 
     async def use() -> None:
-        async with await AsyncEngine.load("reference", policy=ALWAYS) as own:
+        async with await AsyncEngine.load("reference", policy=ALWAYS, anchor=()) as own:
             pages = [await own.add(page.image()) for page in episode.pages]
             await own.generate([*pages, QUESTION])
             await own.run(lambda one: one.settle())

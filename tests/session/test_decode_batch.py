@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from emblema.errors import ModelError
-from emblema.models.batch_table import BatchTable
+from emblema.models.tables import BatchTable
 from emblema.session.decode_batch import DecodeBatch, DecodeSequence, NextToken, probability_of
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.session.requests import Prefill
 from tests.engine.engines import engine, largest_error, pictures
-from tests.families import CASES, words
+from tests.families import NAMES, words
 
 STEPS = 6
 
@@ -33,7 +33,7 @@ def sequence_of(prefill: Prefill, **knobs: object) -> tuple[DecodeStart, DecodeS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_batch_gives_the_tokens_of_each_sequence_alone(name: str) -> None:
     adapter = engine(name).adapter
     alone = []
@@ -69,6 +69,30 @@ def test_logits_are_those_of_a_sequence_alone(name: str) -> None:
         each = slice(index, index + 1)
         assert largest_error(together[each], adapter.decode(tokens[each], positions[each], rows[each], single)) < 1e-5
     assert tables.lengths == [start.table.length + 1 for start in starts]
+
+
+def test_penalties_are_followed_in_a_batch_and_probabilities_are_the_models() -> None:
+    """Beside a greedy sequence of the same prompt, whose first token is banned."""
+    adapter = engine("qwen2_5_vl").adapter
+    plain = prefills("qwen2_5_vl")[0]
+    start = DecodeStart.after(plain.prompt, plain.linked)
+    first = Sampler(Sampling())(start.logits)
+    knobs = {"logit_bias": {first: -100}, "frequency_penalty": 2.0, "presence_penalty": 2.0}
+    alone_from = DecodeStart.after(*(lambda found: (found.prompt, found.linked))(prefills("qwen2_5_vl")[0]))
+    alone = list(decode(adapter, alone_from, Sampler(Sampling.of(max_new_tokens=STEPS, **knobs)), ()))
+    batch = DecodeBatch(adapter, 10_000)
+    greedy = DecodeSequence(start, Sampler(Sampling()))
+    shifted = DecodeSequence(start, Sampler(Sampling.of(**knobs)), likeliest=2)
+    for sequence in (greedy, shifted):
+        batch.admit(start, sequence)
+    made = [shifted.first]
+    for _ in range(STEPS - 1):
+        ((_, other), (_, token)) = batch.step()
+        assert isinstance(other, NextToken) and isinstance(token, NextToken)
+        made.append(token)
+    assert [each.token for each in made] == alone and first not in alone
+    told = made[0].probability
+    assert told is not None and told == probability_of(start.logits, made[0].token, 2) and told.likeliest[0][0] == first
 
 
 def test_sequences_come_and_go() -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from emblema.errors import ModelError
+from emblema.errors import ModelError, PromptError
 from emblema.session.decoding import TOP, Sampler, Sampling
 
 
@@ -51,6 +51,7 @@ def test_tokens_are_drawn_by_their_shares(size: int, top_p: float) -> None:
     assert square <= degrees + 6 * (2 * degrees) ** 0.5
 
 
+@pytest.mark.slow
 def test_a_flat_distribution_needs_more_than_the_likeliest_at_first() -> None:
     logits = torch.zeros(5000)
     sampler = Sampler(Sampling(temperature=1.0, top_p=0.5, seed=1))
@@ -63,3 +64,48 @@ def test_the_same_seed_draws_the_same_tokens_and_another_seed_others() -> None:
     samplers = [Sampler(Sampling(temperature=1.0, seed=seed)) for seed in (1, 1, 2)]
     first, again, other = ([sampler(logits) for _ in range(30)] for sampler in samplers)
     assert first == again != other
+
+
+@pytest.mark.parametrize("bias", [{}, {3: -2.0, 7: 1.5}])
+@pytest.mark.parametrize(("presence", "frequency"), [(0.0, 0.0), (1.2, 0.0), (0.0, 0.4), (-0.5, 1.0)])
+def test_penalties_and_biases_are_openais(bias: dict[int, float], presence: float, frequency: float) -> None:
+    """`mu[j] + bias[j] - c[j] * frequency - float(c[j] > 0) * presence`, c over the reply's tokens alone."""
+    generator = torch.Generator().manual_seed(1)
+    sampler = Sampler(Sampling.of(presence_penalty=presence, frequency_penalty=frequency, logit_bias=bias))
+    made: list[int] = []
+    for _ in range(40):
+        logits = torch.randn(12, generator=generator)
+        wanted = [
+            float(logits[token]) + bias.get(token, 0.0) - made.count(token) * frequency - (token in made) * presence
+            for token in range(12)
+        ]
+        kept = logits.clone()
+        made.append(sampler(logits))
+        assert made[-1] == max(range(12), key=wanted.__getitem__)
+        assert torch.equal(logits, kept)
+    assert sampler.greedy == (not bias and presence == frequency == 0)
+
+
+def test_a_penalty_is_part_of_what_is_drawn_from() -> None:
+    """Equal logits, where each token but one was made or banned."""
+    sampler = Sampler(Sampling.of(temperature=1.0, seed=1, presence_penalty=2.0, logit_bias={0: -100, 1: 100}))
+    assert {sampler(torch.zeros(3)) for _ in range(9)} == {1}
+    banned = Sampler(Sampling.of(temperature=1.0, seed=1, logit_bias={0: -100, 1: -100}))
+    assert {banned(torch.zeros(3)) for _ in range(9)} == {2}
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"presence_penalty": 2.1}, {"frequency_penalty": math.nan}, {"frequency_penalty": "1"},
+        {"logit_bias": {-1: 1}}, {"logit_bias": {"a": 1}}, {"logit_bias": {1: 101}}, {"logit_bias": [1]},
+    ],
+)  # fmt: skip
+def test_penalties_and_biases_out_of_range_are_refused_by_name(knobs: dict[str, object]) -> None:
+    with pytest.raises(PromptError, match=next(iter(knobs))):
+        Sampling.of(**knobs)  # type: ignore[arg-type]
+
+
+def test_a_bias_of_a_token_that_is_not_there_is_refused() -> None:
+    with pytest.raises(PromptError, match="logit_bias names token 9: the model has tokens 0 to 4"):
+        Sampler(Sampling.of(logit_bias={9: 1}))(torch.zeros(5))

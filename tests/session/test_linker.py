@@ -6,13 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from benchmarks.tasks import Episode
 from emblema import Engine, Policy, Store
 from emblema.errors import EmblemaError, ModelError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
-from emblema.link.policy.policy import Lane
+from emblema.link.executor import LinkedTable
+from emblema.link.lanes import Lane
+from emblema.link.prompt import ChunkPart, TextPart
+from emblema.link.taken_rows import LinkJob
+from emblema.session.fidelity_logs import FidelityLogs
+from emblema.session.requests import LinkRequest
 from emblema.store import codec
 from emblema.store.record import Terms
 from tests.engine.engines import AT_ONCE, first_layer_of
@@ -68,12 +74,12 @@ def test_rows_that_are_not_finite_answer_as_full_prefill_and_close_their_lane(
             reply = own.generate([*pages, QUESTION], max_new_tokens=8)
             lanes.append(reply.usage.lane)
             assert reply.token_ids == full.token_ids[: len(reply.token_ids)] and reply.text == full.text
-            assert reply.usage.finite is (asked == 4)
-            assert ("not finite" in (reply.usage.fallback or "")) is (asked < 4)
-            assert own.policy_runtime.statistics.not_finite == min(asked + 1, 4)
+            assert reply.usage.finite is (asked >= 2)
+            assert ("not finite" in (reply.usage.fallback or "")) is (asked < 2)
+            assert own.policy_runtime.statistics.not_finite == min(asked + 1, 2)
         assert reply.usage.repeated_tokens == 0, "the lane is closed by now"
         line = next(line for line in own.policy_runtime.lane_reports if line.lane is Lane.PATCH)
-        assert not line.open and line.kl == math.inf and line.agreement == 0 and line.samples == 4
+        assert not line.open and line.kl == math.inf and line.agreement == 0 and line.samples == 2
     with Store(tmp_path / "kept") as store:
         assert not engine_on(reference, store, policy).policy_runtime.trusts("image", "patch"), "it is kept"
 
@@ -103,12 +109,17 @@ def test_a_trial_of_rows_that_are_not_finite_is_an_infinite_divergence(
         store.flush()
         spoil_file(store, own, pages[-1], math.nan)
     with Store(tmp_path / "kept") as store:
-        own = engine_on(reference, store, replace(AT_ONCE, canary=1, canary_rows=math.inf, forming=False))
+        policy = replace(AT_ONCE, canary=1, canary_rows=math.inf, forming=False, query_share=0.5)
+        own = engine_on(reference, store, policy)
+        for _ in range(8):
+            own.policy_runtime.record("image", Lane.QUERY, 2.0, False)
         for _ in range(3):
             own.forget_prompts()
-            assert own.generate([*added(own, episode), QUESTION]).usage.lane == "auto:full"
-        line = next(line for line in own.policy_runtime.lane_reports if line.lane is Lane.BARE)
-        assert line.kl == math.inf and line.agreement == 0 and not line.open
+            assert own.generate([*added(own, episode), QUESTION]).usage.lane == "auto:leading+full"
+        line = next(line for line in own.policy_runtime.lane_reports if line.lane is Lane.QUERY)
+        assert line.measured == 8 + own.policy_runtime.statistics.canary.trials > 8 and not line.open
+        compared = FidelityLogs.of_store(store).of(own.store.owner).to_json()["lanes"][0]["compared"]
+        assert compared[-1] == [None, False, 0.0], "infinitely far, and sure of nothing"
         assert own.policy_runtime.statistics.not_finite == 0, "no answer had to be computed again"
 
 
@@ -143,3 +154,72 @@ def test_a_picture_whose_rows_are_not_finite_is_not_kept(
         assert own.generate([page.image() for page in episode.pages] + [QUESTION]).text
         own.settle()
     assert len(own.store) == 0 and own.policy_runtime.statistics.inline_media.dropped > 0
+
+
+def link_of(own: Engine, parts: list[Chunk | str | Image.Image], strategy: str, **more: bool) -> LinkRequest:
+    return LinkRequest(own.session.read(parts, prefill_media=not more.get("inline_media")), strategy, **more)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_prompt_whose_chunk_was_deleted_meanwhile_is_no_prefix(
+    reference: Engine, episode: Episode, place: int
+) -> None:
+    """Between the answer and what is learnt from it: its rows would live on in the prefix."""
+    own = engine_on(reference)
+    chunks = added(own, episode)[:2]
+    linker = own.session.linker
+    for deleted in (False, True):
+        own.session.linker.forget_prompts()
+        linker.link(link_of(own, [*chunks, QUESTION], "full"), learn_later=True)
+        if deleted:
+            own.store.delete(chunks[place].id)
+        linker.catch_up()
+        for chunk, page in zip(chunks, episode.pages, strict=False):
+            # The same picture again, if it was deleted.
+            assert chunk.id in own.store or own.add(page.image()) is not None
+        again = linker.link(link_of(own, [*chunks, QUESTION], "prefix"))
+        assert (again.usage.cached_tokens > 0) != deleted
+
+
+def test_a_prompt_whose_inline_picture_was_deleted_meanwhile_is_no_prefix(reference: Engine, episode: Episode) -> None:
+    picture = episode.pages[0].image()
+    for deleted in (False, True):
+        own = engine_on(reference)
+        linker = own.session.linker
+        request = link_of(own, [picture, QUESTION], "full", inline_media=True)
+        [name] = [part.name for part in request.prompt.chunk_parts]
+        linker.link(request, learn_later=True)
+        if deleted:
+            own.store.delete(name)
+        linker.catch_up()
+        again = linker.link(link_of(own, [picture, QUESTION], "prefix", inline_media=True))
+        assert (again.usage.cached_tokens > 0) != deleted
+
+
+def test_a_table_that_goes_on_is_cut_before_it_is_computed_again(
+    reference: Engine, episode: Episode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a first try wrote that did not count stays in no row of the second."""
+    own = engine_on(reference)
+    chunks = added(own, episode)[:2]
+    session, linker = own.session, own.session.linker
+    front = session.prompt_of(ChunkPart(chunk) for chunk in chunks[:1])
+    whole = session.prompt_of(
+        [*(ChunkPart(chunk) for chunk in chunks), TextPart(tuple(own.tokenizer(QUESTION).input_ids))]
+    )
+    wanted = linker.link(LinkRequest(whole, "full"))
+    run, tries = linker.executor.run, [0]
+
+    def once_not_finite(job: LinkJob, **more: object) -> LinkedTable:
+        linked = run(job, **more)  # type: ignore[arg-type]
+        tries[0] += 1
+        return linked if tries[0] > 1 else replace(linked, logits=torch.full_like(linked.logits, math.nan))
+
+    begun = linker.link(LinkRequest(front, "full", reserve=200))
+    monkeypatch.setattr(linker.executor, "run", once_not_finite)
+    prefill = linker.link(LinkRequest(whole, "blind", table=begun.linked.table, reused_rows=front.tokens))
+    assert tries == [2] and not prefill.usage.finite
+    assert prefill.linked.table.length == whole.tokens
+    assert torch.allclose(prefill.logits, wanted.logits, atol=1e-3)
+    for ours, theirs in zip(prefill.kv, wanted.kv, strict=True):
+        assert ours.keys.shape == theirs.keys.shape and torch.allclose(ours.keys, theirs.keys, atol=1e-3)

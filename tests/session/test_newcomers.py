@@ -24,7 +24,8 @@ def pictures() -> list[Image.Image]:
 
 
 def engine_on(reference: Engine, store: Store | None = None, **bounds: float) -> Engine:
-    return Engine(reference.adapter.model, reference.processor, store=store, policy=Policy(canary=0, **bounds))
+    policy = Policy(**{"canary": 0, "query_share": 0.12, **bounds})  # type: ignore[arg-type]
+    return Engine(reference.adapter.model, reference.processor, store=store, policy=policy, anchor=())
 
 
 def talk(own: Engine, pictures: Sequence[Image.Image], turns: int) -> list[Prefill]:
@@ -33,7 +34,7 @@ def talk(own: Engine, pictures: Sequence[Image.Image], turns: int) -> list[Prefi
 
 def test_a_newcomer_is_prefilled_alone_and_the_rest_taken(reference: Engine, pictures: list[Image.Image]) -> None:
     # The margin asks for nothing: this test is about rows.
-    own = engine_on(reference, query_margin=0.0)
+    own = engine_on(reference, margin=0.0)
     turns = talk(own, pictures, 6)
     # Nothing is known in the first turn; in the second five pictures came again, and are kept after the answer. The
     # third finds the second's new one unknown beside its own.
@@ -80,7 +81,7 @@ def test_it_can_be_turned_off(reference: Engine, pictures: list[Image.Image], bo
 
 
 def test_a_deleted_newcomer_is_computed_and_not_kept(reference: Engine, pictures: list[Image.Image]) -> None:
-    own = engine_on(reference, query_margin=0.0)
+    own = engine_on(reference, margin=0.0)
     talk(own, pictures, 3)
     newcomer = own.add(pictures[8])
     own.store.delete(newcomer.id)
@@ -92,7 +93,7 @@ def test_a_deleted_newcomer_is_computed_and_not_kept(reference: Engine, pictures
 
 def test_tenants_do_not_know_each_others_pictures(reference: Engine, pictures: list[Image.Image]) -> None:
     with Store() as store:
-        first = Engine(reference.adapter.model, reference.processor, store=store, salt=b"one")
-        second = Engine(reference.adapter.model, reference.processor, store=store, salt=b"two")
+        first = Engine(reference.adapter.model, reference.processor, store=store, salt=b"one", anchor=())
+        second = Engine(reference.adapter.model, reference.processor, store=store, salt=b"two", anchor=())
         talk(first, pictures, 4)
         assert talk(second, pictures[3:], 1)[0].usage.lane == "auto:full"

@@ -13,24 +13,23 @@ import torch
 from benchmarks.tasks import Episode
 from emblema import Engine, Policy, Store, slid
 from emblema.kv.chunk import Chunk
+from emblema.kv.keys import ArtifactKey
 from emblema.kv.patch import Patch
 from emblema.link.executor import LinkedTable
-from emblema.link.policy.costs import Costs
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.session.linker import Linker
 from emblema.session.patch_worker import PatchJob, PatchWorker
 from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.requests import LinkRequest
-from emblema.store.keys import ArtifactKey
 from tests.engine.engines import AT_ONCE, engine, largest_error, pictures, prompt_of, text
-from tests.families import CASES
+from tests.families import NAMES
 
 QUESTION = "what colour is under the tent ?"
-WHOLE = replace(AT_ONCE, rank=60_000, refresh_rank=60_000, canary=0)
+WHOLE = replace(AT_ONCE, rank=60_000, canary=0)
 
 
 def engine_on(reference: Engine, store: object, policy: Policy = AT_ONCE) -> Engine:
-    return Engine(reference.adapter.model, reference.processor, store=store, policy=policy)  # type: ignore[arg-type]
+    return Engine(reference.adapter.model, reference.processor, store=store, policy=policy, anchor=())  # type: ignore[arg-type]
 
 
 def added(own: Engine, episode: Episode) -> list[Chunk]:
@@ -41,7 +40,7 @@ def matrix(name: str, policy: Policy = WHOLE, count: int = 3) -> tuple[Linker, l
     """A linker with a policy runtime on a tiny random model, its store to itself, and pictures in it."""
     adapter, store = engine(name).adapter, Store().tenant()
     chunks = [store.put(replace(chunk, rows=tuple(chunk.rows))) for chunk in pictures(name, count)]
-    return Linker(adapter, store, PolicyRuntime(adapter, store, policy, PatchWorker(), Costs())), chunks
+    return Linker(adapter, store, PolicyRuntime(adapter, store, policy, PatchWorker())), chunks
 
 
 def settle(linker: Linker) -> None:
@@ -61,7 +60,7 @@ def asked(name: str, chunks: list[Chunk], start: int = 3, gone: int = 0) -> Prom
 
 
 @pytest.mark.parametrize("gone", [0, 1])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_patches_of_full_rank_make_the_second_use_exact(name: str, gone: int) -> None:
     """On every family, with all pictures there and with the first of them slid away."""
     linker, chunks = matrix(name)
@@ -80,15 +79,15 @@ def test_patches_of_full_rank_make_the_second_use_exact(name: str, gone: int) ->
     assert moved.plan.strategy == "auto:patch", "the key holds neither the text in front nor the positions"
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_refresh_of_full_rank_makes_another_order_exact(name: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_another_order_is_computed_and_its_patch_of_full_rank_is_exact(name: str) -> None:
     linker, chunks = matrix(name)
     linker.link(LinkRequest(asked(name, chunks), "auto"))
     settle(linker)
     other = asked(name, [chunks[1], chunks[0], chunks[2]])
     full = full_of(linker, other)
     changed = linker.link(LinkRequest(other, "auto"))
-    assert [one.lane for one in changed.plan.decisions] == ["full", "full", "refresh"]
+    assert [one.lane for one in changed.plan.decisions] == ["full"] * 3
     assert largest_error(changed.linked.logits, full.logits) <= 1e-4
     settle(linker)
     linker.forget_prompts()
@@ -165,7 +164,7 @@ def with_worker(
 ) -> Engine:
     with pytest.MonkeyPatch.context() as patching:
         patching.setattr("emblema.engine.engine.PatchWorker", lambda: worker)
-        return Engine(reference.adapter.model, reference.processor, store=store, salt=salt, policy=policy)
+        return Engine(reference.adapter.model, reference.processor, store=store, salt=salt, policy=policy, anchor=())
 
 
 def test_an_answer_never_waits_and_what_does_not_fit_is_dropped(
@@ -230,7 +229,9 @@ def test_a_patch_is_its_tenants(reference: Engine, episode: Episode, tmp_path: P
     with Store(tmp_path / "kept") as store:
         administrator = engine_on(reference, store.shared)
         shared = added(administrator, episode)
-        alice = Engine(reference.adapter.model, reference.processor, store=store, salt=b"alice", policy=AT_ONCE)
+        alice = Engine(
+            reference.adapter.model, reference.processor, store=store, salt=b"alice", policy=AT_ONCE, anchor=()
+        )
         bob = alice.on(store.tenant(b"bob"))
         alice.prefill([*shared, QUESTION])
         alice.settle()

@@ -11,7 +11,7 @@ from benchmarks.tasks import Episode, generate
 from emblema import AsyncEngine, Engine, Policy, Store, slid
 from emblema.errors import StrategyError
 from emblema.kv.chunk import Chunk
-from emblema.link.policy.policy import Lane
+from emblema.link.lanes import Lane
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.query import QueryStrategy
 from emblema.session.requests import Prefill
@@ -21,8 +21,9 @@ OTHER = "which colour lies under the boat ?"
 
 
 def engine_on(reference: Engine, salt: bytes = b"", store: Store | None = None, **bounds: float | None) -> Engine:
-    policy = Policy(**{"canary": 0, "forming_seconds": None, "learning_share": None, **bounds})  # type: ignore[arg-type]
-    return Engine(reference.adapter.model, reference.processor, store=store, salt=salt, policy=policy)
+    policy = Policy(**{"canary": 0, "forming_seconds": None, "query_share": 0.12, **bounds})  # type: ignore[arg-type]
+    # Without an anchor no page is exact, so that all of them have the lane that is tested.
+    return Engine(reference.adapter.model, reference.processor, store=store, salt=salt, policy=policy, anchor=())
 
 
 def added(own: Engine, episode: Episode) -> list[Chunk]:
@@ -69,7 +70,7 @@ def test_another_order_is_another_combination(own: Engine, episode: Episode) -> 
 
 
 def test_an_unsure_answer_is_computed_in_full_and_said(reference: Engine, episode: Episode) -> None:
-    own = engine_on(reference, query_margin=1.0)
+    own = engine_on(reference, margin=1.0)
     pages = added(own, episode)
     reply = own.generate([*pages, QUESTION])
     full = reference.generate([*added(reference, episode), QUESTION], "full")
@@ -87,16 +88,16 @@ def test_an_unsure_answer_is_computed_in_full_and_said(reference: Engine, episod
 
 
 def test_the_margin_that_decides_is_the_policys(reference: Engine, episode: Episode) -> None:
-    pages = added(own := engine_on(reference, query_margin=0.0), episode)
+    pages = added(own := engine_on(reference, margin=0.0), episode)
     margin = own.prefill([*pages, QUESTION]).usage.margin
     assert margin is not None
     for least, lane in ((max(0.0, margin - 1e-4), "auto:query"), (min(1.0, margin + 1e-4), "prefix")):
-        other = engine_on(reference, query_margin=least)
+        other = engine_on(reference, margin=least)
         assert other.prefill([*added(other, episode), QUESTION]).usage.lane == lane
 
 
 def test_rows_are_chosen_anew_for_every_question(own: Engine, episode: Episode) -> None:
-    pages, strategy = added(own, episode), QueryStrategy(0.12, least_margin=0)
+    pages, strategy = added(own, episode), QueryStrategy(0.12, least_margin=None)
     texts = [question.text for question in episode.questions][:4]
     choices = [frozenset(chosen(own.prefill([*pages, text], strategy))) for text in texts]
     assert len(set(choices)) == len(set(texts)) > 1
@@ -110,7 +111,7 @@ def test_auto_chooses_as_the_strategy_does(reference: Engine, episode: Episode) 
     assert chosen(auto) == chosen(named) and auto.usage.margin == pytest.approx(named.usage.margin)
 
 
-@pytest.mark.parametrize("bounds", [{"query_share": 0.0}, {"max_kl": 0.0}, {"min_agreement": 1.0}])
+@pytest.mark.parametrize("bounds", [{"query_share": 0.0}, {"max_kl": 0.0}, {"alpha": 0.0}])
 def test_bounds_that_leave_no_room_for_it(reference: Engine, episode: Episode, bounds: dict[str, float]) -> None:
     own = engine_on(reference, **bounds)
     pages = added(own, episode)
@@ -167,6 +168,48 @@ def test_keep_computes_in_full_and_keeps_at_once(own: Engine, episode: Episode) 
     assert own.generate([*pages, OTHER], keep=True).usage.lane == "auto:patch"
 
 
+OPENED = "here are two pages ."
+
+
+@pytest.mark.parametrize("question", [QUESTION, OTHER], ids=["the same prompt", "another question"])
+def test_keep_keeps_what_an_exact_prefix_answers(own: Engine, episode: Episode, question: str) -> None:
+    pages = added(own, episode)
+    own.prefill([*pages, question], policy=Policy(query_share=0, canary=0))
+    own.settle()
+    assert own.policy_runtime.statistics.forming.formed == 0, "nothing is kept of a first sighting"
+    kept = own.prefill([*pages, QUESTION], keep=True)
+    assert kept.usage.lane == "auto:prefix"
+    own.settle()
+    moved = own.prefill([OPENED, *pages, QUESTION])
+    assert moved.usage.lane == "auto:patch" and moved.usage.patched_tokens == sum(page.tokens for page in pages)
+
+
+def test_keep_keeps_pictures_that_come_with_a_prompt_whose_prefix_is_known(own: Engine, episode: Episode) -> None:
+    pages = [page.image() for page in episode.pages]
+    assert own.prefill([*pages, QUESTION]).usage.lane == "auto:full"
+    assert own.prefill([*pages, QUESTION], keep=True).usage.lane == "auto:prefix"
+    own.settle()
+    assert own.prefill([OPENED, *pages, QUESTION]).usage.lane == "auto:patch"
+
+
+def test_parts_are_made_ready_though_a_prompt_began_with_them(own: Engine, episode: Episode) -> None:
+    pages = added(own, episode)
+    own.prefill([*pages, QUESTION], "full")
+    made = own.warm(pages)
+    assert len(made.pieces) == 2 * len(pages), "a chunk and a patch each"
+    assert own.prefill([OPENED, *pages, QUESTION]).usage.lane == "auto:patch"
+
+
+def test_a_patch_that_holds_too_little_is_not_formed_for_every_turn(reference: Engine, episode: Episode) -> None:
+    with engine_on(reference, rank=None, kept=1.0) as own:
+        pages = added(own, episode)
+        for _ in range(4):
+            own.prefill([*pages, QUESTION], keep=True)
+            own.settle()
+        forming = own.policy_runtime.statistics.forming
+        assert (forming.formed, forming.refused) == (0, len(pages))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("talks", [True, False], ids=["talks", "single questions"])
 def test_where_prompts_are_gone_on_from_a_new_one_is_computed_and_leaves_its_prefix(
@@ -185,23 +228,21 @@ def test_where_prompts_are_gone_on_from_a_new_one_is_computed_and_leaves_its_pre
     assert (later.lane == "auto:prefix" and later.cached_tokens >= rows) == talks
 
 
-@pytest.mark.parametrize("recurring", [True, False])
-def test_a_policy_may_read_what_comes_again_like_all_else(reference: Engine, episode: Episode, recurring: bool) -> None:
-    with engine_on(reference, recurring=recurring, pair_share=0) as own:
-        pages, (new, *_) = added(own, episode), added(own, next(iter(generate("maps", 77, 1))))
-        assert own.prefill([*pages, QUESTION]).usage.lane == "auto:query"
-        # The pages come again after the same pages, and there is a new one after them.
-        assert own.prefill([*pages, new, QUESTION]).usage.lane == ("auto:full" if recurring else "auto:query")
-        own.settle()
-        assert (own.policy_runtime.statistics.forming.formed > 0) == recurring
-        if not recurring:
-            # A whole prompt that comes again is computed, and leaves its prefix and patches.
-            assert own.prefill([*pages, new, OTHER]).usage.lane == "auto:full"
-            own.settle()
-            assert own.policy_runtime.statistics.forming.formed == len(pages) + 1
-            assert own.prefill([*pages, new, QUESTION]).usage.lane == "auto:prefix"
-            own.forget_prompts()
-            assert own.prefill([*pages, new, QUESTION]).usage.lane == "auto:patch"
+def test_a_page_in_a_new_combination_is_read_and_what_comes_again_whole_is_computed(
+    own: Engine, episode: Episode
+) -> None:
+    pages, (new, *_) = added(own, episode), added(own, next(iter(generate("maps", 77, 1))))
+    assert own.prefill([*pages, QUESTION]).usage.lane == "auto:query"
+    assert own.prefill([*pages, new, QUESTION]).usage.lane == "auto:query"
+    own.settle()
+    assert own.policy_runtime.statistics.forming.formed == 0
+    # A whole prompt that comes again is computed, and leaves its prefix and patches.
+    assert own.prefill([*pages, new, OTHER]).usage.lane == "auto:full"
+    own.settle()
+    assert own.policy_runtime.statistics.forming.formed == len(pages) + 1
+    assert own.prefill([*pages, new, QUESTION]).usage.lane == "auto:prefix"
+    own.forget_prompts()
+    assert own.prefill([*pages, new, QUESTION]).usage.lane == "auto:patch"
 
 
 def test_keep_is_the_requests_alone_and_goes_with_its_bounds(own: Engine, episode: Episode) -> None:
@@ -211,7 +252,7 @@ def test_keep_is_the_requests_alone_and_goes_with_its_bounds(own: Engine, episod
     keys = [key for page in pages for key in own.store.artifact_keys(page.id)]
     assert {patch.rank for key in keys if (patch := own.store.find_patch(key))} == {8}
     assert own.prefill([*reversed(pages), QUESTION]).usage.lane.startswith("auto:query"), "not kept"
-    keeping = Policy(max_kl=0.1, sightings=1, query_share=0, pair_share=0, inline_media_at_once=True)
+    keeping = Policy(max_kl=0.1, sightings=1, query_share=0, inline_media_at_once=True)
     assert Policy(max_kl=0.1).keeping() == keeping
     assert own.prefill([pages[1], pages[0], QUESTION], Auto(Policy(rank=8)), keep=True).usage.lane == "auto:full"
     with pytest.raises(StrategyError, match=r"keep was given with .full."):
@@ -223,14 +264,14 @@ def test_a_requests_policy_counts_where_its_answer_was_computed_after_all(own: E
     pages = added(own, episode)
     for _ in range(3):
         own.forget_prompts()
-        own.prefill([*pages, QUESTION], policy=Policy(query_margin=1.0, forming=False))
+        own.prefill([*pages, QUESTION], policy=Policy(margin=1.0, forming=False))
     own.settle()
     assert own.policy_runtime.statistics.forming.formed == 0
 
 
 def test_the_async_engine_keeps_as_well(episode: Episode) -> None:
     async def use() -> list[str]:
-        async with await AsyncEngine.load("reference", policy=Policy(canary=0, forming_seconds=None)) as own:
+        async with await AsyncEngine.load("reference", policy=Policy(canary=0, forming_seconds=None), anchor=()) as own:
             pages = [await own.add(page.image()) for page in episode.pages]
             first = await own.generate([*pages, QUESTION], keep=True)
             await own.run(lambda engine: engine.settle())
@@ -238,6 +279,18 @@ def test_the_async_engine_keeps_as_well(episode: Episode) -> None:
             return [first.usage.lane, (await own.prefill([*pages, OTHER], keep=True)).usage.lane]
 
     assert asyncio.run(use()) == ["auto:full", "auto:patch"]
+
+
+def test_the_async_engine_keeps_what_an_exact_prefix_answers(episode: Episode) -> None:
+    async def use() -> list[str]:
+        async with await AsyncEngine.load("reference", policy=Policy(canary=0, forming_seconds=None), anchor=()) as own:
+            pages = [await own.add(page.image()) for page in episode.pages]
+            await own.generate([*pages, QUESTION], "full")
+            kept = await own.generate([*pages, QUESTION], keep=True)
+            await own.run(lambda engine: engine.settle())
+            return [kept.usage.lane, (await own.generate([OPENED, *pages, QUESTION])).usage.lane]
+
+    assert asyncio.run(use()) == ["auto:prefix", "auto:patch"]
 
 
 KNOWN_WRONG = (
@@ -265,7 +318,7 @@ def test_a_known_failure_an_answer_about_a_legend_that_has_left_may_stand_and_be
     ]
     wrong = 0
     for episode, gone in found:
-        own = engine_on(reference, query_margin=0.5)
+        own = engine_on(reference, margin=0.5)
         pages = added(own, episode)
         parts = [*(slid(page) for page in pages[:gone]), *pages[gone:], question]
         read = own.prefill(parts, "query-12%")

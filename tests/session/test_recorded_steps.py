@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from emblema.engine.engine import Engine
-from emblema.models.batch_table import padded_count, padded_length
 from emblema.models.decode_steps import MOST_RECORDED, RecordedStep
+from emblema.models.tables import padded_count, padded_length
 from emblema.session.decode_batch import DecodeBatch, DecodeSequence
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.session.solo_decoding import SoloDecoding
 from tests.engine.engines import engine, first_layer_of, pictures
-from tests.families import CASES, words
+from tests.families import CASES, NAMES, words
 from tests.models.operation_recorder import OperationRecorder
 
 STEPS = 7
@@ -42,7 +42,7 @@ def dense(name: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", NAMES)
 def test_replayed_steps_make_the_same_tokens(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Sequences come and go meanwhile, one passes 256 rows, and the table's memory moves."""
     expected, recorder = alone(name), OperationRecorder()

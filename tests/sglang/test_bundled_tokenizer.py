@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from emblema.models.load import BUNDLED, bundled_folder
+from emblema.models.names import BUNDLED, bundled_folder
 from emblema.sglang.bundled_tokenizer import write_tokenizer
 
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from emblema.plugin.settings import PluginSettings
+from emblema.served.settings import PluginSettings
 from emblema.sglang.request_links import RequestLinks
 from emblema.store import Store
 from tests.vllm.requests import SPEC, put, request

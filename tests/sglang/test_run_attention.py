@@ -53,7 +53,7 @@ def batches(draw: st.DrawFn) -> list[Run]:
     return runs
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(batches(), st.sampled_from([1, 2, 4]))
 def test_each_row_attends_its_request_up_to_itself(runs: list[Run], key_heads: int) -> None:
     keys, values, table = pool(key_heads)
@@ -75,7 +75,7 @@ def arguments(runs: list[Run], key_heads: int, **named: Any) -> tuple[tuple[Any,
 
 
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="sglang is not installed")
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(batches(), st.sampled_from([1, 2, 4]))
 def test_it_is_sglang_s_own_for_the_same_batch(runs: list[Run], key_heads: int) -> None:
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend

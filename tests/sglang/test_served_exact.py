@@ -12,8 +12,8 @@ from emblema import Engine
 from tests.vllm.models import Given
 
 TOLERANCE = 1e-5
-FAMILIES = ("qwen2.5-vl", "qwen3-vl")
-BUNDLED = ("reference", "reference-deepstack")
+FAMILY = "qwen2.5-vl"
+FURTHER = ("qwen3-vl", "reference", "reference-deepstack")
 
 
 @dataclass
@@ -40,11 +40,11 @@ def error(answer: Any, wanted: Tensor) -> float:
     return float((answer.logits - wanted).abs().max())
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in BUNDLED)])
+@pytest.fixture(scope="module", params=[FAMILY, *(pytest.param(name, marks=pytest.mark.slow) for name in FURTHER)])
 def both(request, serve: Callable[..., Any], subjects, tmp_path_factory) -> Both:
     subject = subjects(request.param)
     served = serve(subject, tmp_path_factory.mktemp("store"))
-    return Both(subject, served, Engine.load(subject.folder, dtype=torch.float32))
+    return Both(subject, served, Engine.load(subject.folder, anchor=None, dtype=torch.float32))
 
 
 @pytest.mark.parametrize("pictures", [1, 2, 8])
@@ -71,6 +71,22 @@ def test_linked_prompts_agree(request, both: Both, pictures: int, record_propert
             assert error(answer, plain.logits) > 300 * TOLERANCE
     again = both.served.ask(given, {"strategy": "full"})
     assert torch.equal(again.logits, plain.logits)
+
+
+@pytest.mark.parametrize("strategy", ["blind", "auto"])
+def test_a_picture_right_after_the_opening_is_exact(both: Both, strategy: str) -> None:
+    """It was captured after just that; so plain requests go on from its rows in the radix tree."""
+    given = both.subject.opened(1, seed=72)
+    both.served.forget_prefixes()
+    stock = both.served.ask(given, {"strategy": "full", "capture": False})
+    both.served.learn(given)
+    answer = both.served.ask(given, {"strategy": strategy})
+    assert answer.report["linked_tokens"] == answer.report["media_tokens"] > 0
+    assert answer.report["strategy"] == ("blind" if strategy == "blind" else "auto:leading")
+    assert error(answer, stock.logits) <= TOLERANCE
+    plain = both.served.ask(given, {"strategy": "full"})
+    assert plain.cached > 0 and error(plain, stock.logits) <= TOLERANCE
+    both.served.forget_prefixes()
 
 
 def test_patches_agree_and_auto_takes_them(both: Both, record_property) -> None:

@@ -141,6 +141,7 @@ def with_processor(subject: Subject, folder: Path) -> Subject:
     return replace(subject, folder=folder)
 
 
+@pytest.mark.slow
 def test_llava_next_is_served_plainly(
     serve: Callable[..., Any], subjects: Callable[[str], Subject], tmp_path: Path
 ) -> None:

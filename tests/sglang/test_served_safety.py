@@ -27,9 +27,10 @@ def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("store")
 
 
-@pytest.fixture(
-    scope="module", params=["chunks of 32", "overlapping", pytest.param("one after another", marks=pytest.mark.slow)]
-)
+FURTHER = (pytest.param(name, marks=pytest.mark.slow) for name in ("overlapping", "one after another"))
+
+
+@pytest.fixture(scope="module", params=["chunks of 32", *FURTHER])
 def served(request, serve: Callable[..., Any], subject: Subject, folder: Path) -> Any:
     more = {
         "chunks of 32": {"chunked_prefill_size": 32, "page_size": 1},
@@ -59,7 +60,7 @@ def test_linked_prompts_are_the_same_in_chunks(served: Any, subject: Subject) ->
 
     given = subject.prompt(3, seed=91)
     served.learn(given)
-    engine = Engine.load(subject.folder, dtype=torch.float32)
+    engine = Engine.load(subject.folder, anchor=None, dtype=torch.float32)
     for strategy in ("blind", "mpic-4"):
         answer = served.ask(given, {"strategy": strategy})
         parts = given.parts([engine.add(picture) for picture in given.pictures])
@@ -119,6 +120,7 @@ def test_aborts(served: Any, subject: Subject) -> None:
     assert answer.report["linked_tokens"] > 0
 
 
+@pytest.mark.slow
 def test_a_retracted_request_takes_its_rows_again(serve: Callable[..., Any], subject: Subject, tmp_path: Path) -> None:
     """SGLang's own test of retraction: every third step it takes the slots of a decoding request, if there is another.
 
@@ -152,6 +154,7 @@ def with_store(folder: Path, change: Callable[[Any], Any]) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_a_restarted_server_reads_what_it_takes(serve: Callable[..., Any], subject: Subject, tmp_path: Path) -> None:
     """Rows of zeros change the answer; what is deleted, or whose file is gone, is computed."""
     given = [subject.prompt(2, seed=number) for number in (93, 95, 97)]
@@ -188,6 +191,7 @@ def test_a_restarted_server_reads_what_it_takes(serve: Callable[..., Any], subje
         assert answer.report["linked_tokens"] == 0 and torch.equal(answer.logits, own.logits)
 
 
+@pytest.mark.slow
 def test_plain_requests_have_the_bits_of_sglang_without_the_plugin(
     serve: Callable[..., Any], subject: Subject, tmp_path: Path
 ) -> None:

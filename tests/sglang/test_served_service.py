@@ -12,6 +12,7 @@ from tests.serve.conftest import QUESTION, asked, data_url, pngs
 from tests.serve.engines import ServedEngine, served
 
 __all__ = ["pngs"]
+pytestmark = pytest.mark.slow
 CHAT = "/v1/chat/completions"
 BLIND = {"model": "reference", "temperature": 0, "max_tokens": 4, "strategy": "blind", "return_meta_info": True}
 LINKING_SECONDS = 120.0
@@ -151,7 +152,7 @@ def test_a_deleted_file_leaves_no_rows(http: dict[str, httpx.Client], pngs: list
 def test_a_cache_is_taken_and_ends(http: dict[str, httpx.Client], pngs: list[bytes]) -> None:
     three = http["three"]
     content = [{"type": "text", "text": "here are two pages ."}, *pictures(pngs[:2])]
-    cache = post(three, "/v1/caches", {"content": content, "ttl": 600})
+    cache = post(three, "/v1/caches?wait=true", {"content": content, "ttl": 600})
     assert cache["tokens"] > 0 and cache["bytes"] > 0
     use = {"type": "cache", "cache": {"cache_id": cache["id"]}}
     question = {"type": "text", "text": QUESTION}
@@ -165,7 +166,7 @@ def test_a_cache_is_taken_and_ends(http: dict[str, httpx.Client], pngs: list[byt
     assert chat(three, written, strategy="patch-25%")[0] == words
     assert http["one"].post(CHAT, json=BLIND | {"messages": by_cache}).status_code == 404
     assert three.patch(f"/v1/caches/{cache['id']}", json={"ttl": 1200}).json()["expires_at"] > cache["expires_at"]
-    assert post(three, "/v1/caches", {"content": content, "ttl": 600})["id"] == cache["id"]
+    assert post(three, "/v1/caches?wait=true", {"content": content, "ttl": 600})["id"] == cache["id"]
     assert three.delete(f"/v1/caches/{cache['id']}").status_code == 200
     assert three.post(CHAT, json=BLIND | {"messages": by_cache}).status_code == 404
     assert chat(three, written, strategy="blind")[1]["linked_tokens"] == told["media_tokens"], "rows go by use"

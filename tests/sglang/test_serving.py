@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from emblema.errors import EmblemaError
+from emblema.serve.starting import listen_at
 from emblema.sglang import plugin, serving
 from emblema.sglang.plugin import OPTIONS, check_version, register, settings_of
-from emblema.sglang.serving import check_installed, command, environment
+from emblema.sglang.serving import check_installed, check_start, command, environment
 
 
 def test_options_go_to_the_plugin_by_the_environment(tmp_path: Path) -> None:
@@ -65,3 +66,11 @@ def test_the_tested_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sglang.version", SimpleNamespace(__version__=f"{plugin.TESTED}+cpu"))
     check_version()
     assert version("emblema")
+
+
+def test_a_port_that_is_taken_is_refused_before_it_starts(tmp_path: Path) -> None:
+    with listen_at("127.0.0.1", 0) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(EmblemaError, match=f"127.0.0.1:{port} cannot be listened at"):
+            check_start(tmp_path, [f"--port={port}"])
+    check_start(tmp_path, ["--port", str(port)])

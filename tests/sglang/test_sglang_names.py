@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from emblema.errors import EmblemaError
-from emblema.plugin.private_names import NamesOf
+from emblema.served.private_names import NamesOf
 from emblema.sglang import sglang_names
 from emblema.sglang.sglang_names import NAMES, check_names
 

@@ -12,6 +12,7 @@ from xxhash import xxh3_128_hexdigest
 
 from emblema.errors import LoadError
 from emblema.kv.chunk import Chunk, Encoded
+from emblema.kv.keys import ArtifactKey
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.store import format
@@ -25,7 +26,6 @@ from emblema.store.codec import (
     read_layers,
 )
 from emblema.store.compression import COMPRESSIONS
-from emblema.store.keys import ArtifactKey
 from emblema.store.record import Record, RecordReader
 
 OWNER = "0f" * 32

@@ -10,6 +10,7 @@ import pytest
 
 from emblema.errors import StoreError
 from emblema.store import StoreSettings
+from emblema.store.deletion_feed import FIRST, Deletions
 from emblema.store.folder_feed import FolderFeed
 from emblema.store.record import check_id
 from emblema.store.remote import RedisFeed, RedisTier
@@ -63,6 +64,85 @@ def test_a_feed_that_was_lost_is_noticed(tmp_path):
     position = feed.read(None).position
     path.unlink()
     assert FolderFeed(path).read(position).gap
+
+
+def test_a_feed_that_was_made_anew_or_put_back_is_told_from_the_one_that_was_read(tmp_path):
+    """However many entries it has by now: what a reader of the lost one has not heard is a gap."""
+    path, kept = tmp_path / "deletions.sqlite", tmp_path / "kept.sqlite"
+    feed = FolderFeed(path)
+    begin = feed.read(None).position
+    feed.publish(OWNER, name(0))
+    kept.write_bytes(path.read_bytes())
+    for number in range(1, 6):
+        feed.publish(OWNER, name(number))
+    position = feed.read(None).position
+    for made in (None, kept.read_bytes()):
+        path.unlink()
+        if made is not None:
+            path.write_bytes(made)
+        for number in range(9):
+            # The same object goes on with another file.
+            feed.publish(OWNER, name(100 + number))
+        for reader in (feed, FolderFeed(path)):
+            assert reader.read(position).gap
+            assert reader.read(begin).gap == (made is None)
+            now = reader.read(None).position
+            assert reader.read(now) == Deletions((), now)
+
+
+def test_a_file_of_an_older_version_goes_on(tmp_path):
+    path = tmp_path / "deletions.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE deletions (position INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT, id TEXT)")
+        connection.execute("INSERT INTO deletions (owner, id) VALUES (?, ?)", (OWNER, name(1)))
+    feed = FolderFeed(path)
+    position = feed.read(None).position
+    feed.publish(OWNER, name(2))
+    assert list(feed.read(position).names) == [(OWNER, name(2))]
+    assert list(feed.read("1").names) == [(OWNER, name(2))], "where the older version had read to"
+    assert feed.read("2").gap and feed.read("7").gap
+
+
+def test_a_redis_stream_that_was_made_anew_is_noticed(redis_port, prefix):  # noqa: F811
+    from redis import Redis
+
+    feed, client = RedisFeed(f"redis://127.0.0.1:{redis_port}/0", prefix, policy=QUICK), Redis(port=redis_port)
+    begin = feed.read(None).position
+    feed.publish(OWNER, name(1))
+    position = feed.read(None).position
+    client.delete(f"{prefix}/deletions")
+    feed.publish(OWNER, name(2))
+    assert feed.read(position).gap and feed.read(begin).gap
+    position = feed.read(None).position
+    client.xadd(f"{prefix}/deletions", {"later": "another version's"})
+    after = feed.read(position)
+    assert after.gap and feed.read(after.position) == Deletions((), after.position), "missed once, and left behind"
+
+
+def test_a_reader_goes_on_after_an_error_that_nobody_foresaw(tmp_path, monkeypatch):
+    from emblema.store import deletion_feed
+
+    monkeypatch.setattr(deletion_feed, "_REST_SECONDS", 0.01)
+    feed = BrokenFeed()
+    with opened(tmp_path, feed) as store:
+        own = store.tenant()
+        own.put(numbered(1))
+        read, times = feed.read, []
+
+        def failing(after):
+            times.append(after)
+            if len(times) < 4:
+                raise ZeroDivisionError
+            return read(after)
+
+        feed.read = failing
+        until(lambda: len(times) >= 4)
+        feed.names.append((own.owner, name(1)))
+        until(lambda: own.find(name(1)) is None)
+        # An entry that is no deletion of this version may be one of anything.
+        own.put(numbered(2))
+        feed.names.append((own.owner, "../x"))
+        until(lambda: own.find(name(2)) is None)
 
 
 def test_a_redis_that_forgot_is_noticed(tmp_path):
@@ -285,8 +365,9 @@ def test_the_position_is_beside_the_pieces(tmp_path):
     shared = FolderFeed(tmp_path / "shared.sqlite")
     with opened(tmp_path / "a", FolderFeed(tmp_path / "shared.sqlite")):
         shared.publish(OWNER, name(1))
-        until(lambda: (tmp_path / "a" / "deletions-read").read_text() == "1")
+        until(lambda: (tmp_path / "a" / "deletions-read").read_text() == shared.read(None).position)
     with Store(tmp_path / "a") as store:
         assert store.disk is not None and store.disk.report.skipped == ()
     with sqlite3.connect(tmp_path / "shared.sqlite") as connection:
-        assert connection.execute("SELECT count(*) FROM deletions").fetchone() == (1,)
+        rows = connection.execute("SELECT owner, id FROM deletions ORDER BY position").fetchall()
+    assert rows == [FIRST, (OWNER, name(1))]

@@ -241,25 +241,6 @@ def test_a_later_version_is_refused_by_name() -> None:
             open_bytes(signed({**description, "version": version}, entries, tensors))
 
 
-def test_an_earlier_version_is_read_by_its_own_rules_into_the_same_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The path of a migration, walked with a made-up version 0 that called `created` otherwise."""
-    description, entries, tensors = opened(file_bytes(6))
-    earlier = {"version": 0, "born": description["created"], **{n: v for n, v in description.items() if n != "version"}}
-    del earlier["created"]
-    data = signed(earlier, entries, tensors)
-    with pytest.raises(LoadError, match="format version is 0"):
-        open_bytes(data)
-
-    def version_0(fields: dict[str, Any]) -> format.Parsed:
-        return format.VERSIONS[1]({n: v for n, v in {**fields, "created": fields["born"]}.items() if n != "born"})
-
-    monkeypatch.setattr(format, "VERSIONS", {**format.VERSIONS, 0: version_0})
-    reader = open_bytes(data, identity(6))
-    assert reader.header == open_bytes(file_bytes(6)).header
-    again = Record(reader.header, {name: reader.read(name) for name in reader.header.sizes})
-    assert b"".join(format.buffers(again)) == file_bytes(6), "written again, it is of the newest version"
-
-
 def test_padding_is_spaces_of_any_number() -> None:
     header, tensors = split(file_bytes(6))
     for spaces in (0, 1, 1000):

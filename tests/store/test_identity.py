@@ -128,7 +128,7 @@ def test_an_option_of_another_type_is_refused(value: object) -> None:
 
 
 names = st.sampled_from(["a", "b", "ab", "ba", ""])
-patch_kinds = st.sampled_from([ArtifactKind.PATCH, ArtifactKind.ORBIT, ArtifactKind.KEYS])
+patch_kinds = st.sampled_from([ArtifactKind.PATCH, ArtifactKind.ORBIT, ArtifactKind.REPAIR])
 
 
 @given(*[st.tuples(names, names, st.lists(names, max_size=3).map(tuple), patch_kinds)] * 2)

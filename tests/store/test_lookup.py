@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from emblema.errors import StoreError
-from emblema.store import ArtifactKey, Store
-from emblema.store.disk.indexed_folder import IndexedFolder
+from emblema.store import ArtifactKey, ArtifactKind, Store
+from emblema.store.catalogue import Catalogue
 from emblema.store.disk.tier import DiskTier
 from emblema.store.identity import artifact_id, canonical
-from emblema.store.keys import orbit_key
 from tests.store.pieces import name, numbered, patch
 
 AFTER = ArtifactKey("model", name(2), (name(1),))
@@ -43,7 +42,7 @@ def check(store: Store) -> None:
     assert store.tenant(b"own").held([*asked, "no id"]) == {name(1): True, name(2): True, name(4): False}
     assert store.tenant(b"other").held(asked) == {name(3): False, name(4): False}
     assert store.tenant(b"own").held([]) == {}
-    keys = [AFTER, ArtifactKey("model", name(2)), orbit_key("model", name(2), (name(1),))]
+    keys = [AFTER, ArtifactKey("model", name(2)), ArtifactKey("model", name(2), (name(1),), ArtifactKind.ORBIT)]
     assert store.tenant(b"own").held_artifacts(keys) == {AFTER}
     assert store.tenant(b"other").held_artifacts(keys) == frozenset()
 
@@ -61,16 +60,16 @@ def test_the_index_is_asked_once_and_no_file_is_opened(tmp_path: Path, monkeypat
         fill(store)
     with Store(tmp_path) as store:
         asked: list[int] = []
-        read = IndexedFolder.read
+        read = Catalogue.read
 
-        def noted(folder: IndexedFolder, ask: Any) -> Any:
+        def noted(catalogue: Catalogue, ask: Any) -> Any:
             asked.append(1)
-            return read(folder, ask)
+            return read(catalogue, ask)
 
         def opened(*args: Any) -> Any:
             raise AssertionError("a file was opened")
 
-        monkeypatch.setattr(IndexedFolder, "read", noted)
+        monkeypatch.setattr(Catalogue, "read", noted)
         monkeypatch.setattr(DiskTier, "open", opened)
         many = [name(number) for number in range(1, 2000)]
         assert store.tenant(b"own").held(many) == {name(1): True, name(2): True, name(4): False}
@@ -86,16 +85,16 @@ def test_an_index_that_fails_holds_nothing(tmp_path: Path, monkeypatch: pytest.M
         def fail(*args: Any) -> Any:
             raise StoreError("away")
 
-        monkeypatch.setattr(IndexedFolder, "read", fail)
+        monkeypatch.setattr(Catalogue, "read", fail)
         assert store.tenant(b"own").held([name(1)]) == {} and not store.tenant(b"own").held_artifacts([AFTER])
 
 
-@pytest.mark.parametrize("key", [AFTER, ArtifactKey("m", "c"), orbit_key("m", "c", ("b", "a")),
+@pytest.mark.parametrize("key", [AFTER, ArtifactKey("m", "c"), ArtifactKey("m", "c", ("b", "a"), ArtifactKind.ORBIT),
                                  ArtifactKey("m\ud800", "ü", ("", "x" * 300))])  # fmt: skip
 def test_ids_are_made_of_the_canonical_form(key: ArtifactKey) -> None:
     """The id is put together by hand, as it is asked for often."""
     from blake3 import blake3
 
     digest = blake3(derive_key_context="emblema 2026-11 patch identity 2")
-    digest.update(canonical(["owner", key.written_model, key.chunk, list(key.antecedents), key.orbit]))
+    digest.update(canonical(["owner", key.model, key.chunk, list(key.antecedents), key.orbit]))
     assert artifact_id(key, "owner") == digest.hexdigest()

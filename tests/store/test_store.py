@@ -136,7 +136,7 @@ def test_an_open_disk_tier_has_its_own_budget(tmp_path: Path) -> None:
 
 def test_the_default_budget_is_a_part_of_what_is_free() -> None:
     with Store() as store:
-        budget = store.tenant().capacity_bytes
+        budget = store.cache.table.budgets["device"]
     assert budget is not None and 0 < budget <= free_bytes(torch.device("cpu"))
 
 

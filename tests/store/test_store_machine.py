@@ -319,8 +319,8 @@ class SeparateMachine(EveryTierMachine):
 TestMemory = StoreMachine.TestCase
 TestMemory.settings = settings(stateful_step_count=30)
 TestDisk = DiskMachine.TestCase
-TestDisk.settings = settings(stateful_step_count=30, max_examples=20)
+TestDisk.settings = settings(stateful_step_count=30, max_examples=10)
 TestEveryTier = EveryTierMachine.TestCase
 TestEveryTier.settings = settings(stateful_step_count=30, max_examples=10)
 TestSeparate = SeparateMachine.TestCase
-TestSeparate.settings = settings(stateful_step_count=30, max_examples=15)
+TestSeparate.settings = settings(stateful_step_count=30, max_examples=8)

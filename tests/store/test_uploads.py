@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
-import pytest
 import torch
 from torch import Tensor
 
 from emblema.kv.layout import LayerRows
 from emblema.store.arriving import ArrivingRows
 from emblema.store.settings import StoreSettings
-from emblema.store.uploads import ALIGNMENT, STAGES, CudaUploadStream, LayerUploader, RowUploader
+from emblema.store.uploads import ALIGNMENT, STAGES, LayerUploader, RowUploader
 
 LAYERS = 7
 
@@ -27,8 +26,8 @@ class Copies:
     def follow(self) -> None:
         self.follows += 1
 
-    def stage(self, size: int) -> Tensor:
-        self.staged.append(torch.zeros(size, dtype=torch.uint8))
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        self.staged.append(torch.zeros(shape, dtype=dtype))
         return self.staged[-1]
 
     def copy(self, source: Tensor, target: Tensor) -> None:
@@ -118,63 +117,3 @@ def test_layers_of_other_models_go_to_the_stores_device() -> None:
     settings = StoreSettings(device="cpu", layer_devices=devices)
     assert settings.row_devices(2) == devices and settings.devices == frozenset(devices)
     assert settings.row_devices(3) == (torch.device("cpu"),) * 3
-
-
-def test_cuda_is_asked_in_the_right_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The side stream waits for the model's and keeps what it writes; a reader waits for it and keeps it too."""
-    calls: list[str] = []
-
-    class Stream:
-        def __init__(self, device: torch.device) -> None:
-            assert device.index is not None
-
-        def wait_stream(self, other: object) -> None:
-            calls.append(f"side waits for {other}")
-
-        def __enter__(self) -> None:
-            calls.append("to side")
-
-        def __exit__(self, *error: object) -> None:
-            calls.append("from side")
-
-    class Model:
-        def wait_event(self, event: object) -> None:
-            calls.append("model waits for event")
-
-        def __str__(self) -> str:
-            return "model"
-
-    class Done:
-        def __init__(self, blocking: bool) -> None:
-            assert blocking
-
-        def record(self, stream: object) -> None:
-            calls.append("record")
-
-        def synchronize(self) -> None:
-            calls.append("wait")
-
-    class Target:
-        device = torch.device("cuda", 0)
-
-        def copy_(self, source: object, non_blocking: bool) -> None:
-            calls.append(f"copy {non_blocking}")
-
-        def record_stream(self, stream: object) -> None:
-            calls.append(f"keep for {'model' if isinstance(stream, Model) else 'side'}")
-
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "Event", Done)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Model())
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-    stream = CudaUploadStream(torch.device("cuda", 0))
-    target = Target()
-    stream.follow()
-    stream.copy(torch.zeros(1), target)  # type: ignore[arg-type]
-    event = stream.mark()
-    event.join([target])  # type: ignore[list-item]
-    event.wait()
-    assert calls == [
-        "side waits for model", "to side", "copy True", "from side", "keep for side", "record", "model waits for event",
-        "keep for model", "wait",
-    ]  # fmt: skip

@@ -3,12 +3,13 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from emblema.errors import LoadError, StoreError
 from emblema.store import format
 from emblema.store.disk import DiskTier
+from emblema.store.disk.entry import with_terms
 from emblema.store.record import SHARED, Array, Record, RecordHeader, RecordReader, Terms
 from tests.store.corpus import open_bytes
 
@@ -40,6 +41,7 @@ class RecordingTier:
     def write(self, record: Record, terms: Terms) -> None:
         key = record.header.owner, record.header.id
         self.calls.append(("write", *key))
+        record = replace(record, header=with_terms(record.header, terms, None, record.header.created))
         self.files[key] = b"".join(bytes(part) for part in format.buffers(record))
         self.headers[key] = record.header
 

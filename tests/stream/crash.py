@@ -82,7 +82,7 @@ def _check(folder: Path, least: int, expected: dict[int, torch.Tensor]) -> int:
             assert stream.frames in (least, least + BLOCK), f"{stream.frames} frames, {least} were saved"
             assert stream.prefill(QUESTION).equal(expected[stream.frames]), "another answer"
             left = sorted(path.name for path in folder.rglob("streams/*/*"))
-            assert len(left) == 4, f"other is left than a log, postings, a state and a lock: {left}"
+            assert len(left) == 3, f"other is left than a log, a state and a lock: {left}"
             return stream.frames
 
 

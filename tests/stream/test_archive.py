@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from emblema.errors import StoreError, StreamError
-from emblema.stream import recalled
-from emblema.stream.log import AMPLIFICATION, HEADER
+from emblema.stream.frame_file import HEADER
 from emblema.stream.stream import Stream
 from tests.engine.engines import engine
 from tests.stream.plain import shown
@@ -20,12 +19,10 @@ from tests.stream.test_state import NAME, QUESTION, SMALL, kept
 
 FRAMES = 45
 PACKED: dict[str, Any] = {"positions": "packed"}
-EAGER: dict[str, Any] = {"splitting": "eager", "largest": 2, "retrieve_while_encoding": False}
-CLUSTERS: dict[str, Any] = {"retrieval": "clusters", "representatives": True, "largest": 2, "clusters": 6}
 
 
 def logs(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.log"))
+    return sorted(folder.rglob("*.frames"))
 
 
 def answers(stream: Stream) -> list[torch.Tensor]:
@@ -42,8 +39,7 @@ def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     "options",
     [
         {},
-        *(pytest.param(one, marks=pytest.mark.nightly) for one in (PACKED, {"prefetch": True})),
-        *(pytest.param(one, marks=pytest.mark.nightly) for one in (CLUSTERS, EAGER)),
+        pytest.param(PACKED, marks=pytest.mark.nightly),
     ],
     ids=str,
 )
@@ -63,9 +59,7 @@ def test_a_budget_changes_no_bit(options: dict[str, Any], tmp_path: Path) -> Non
                     assert same(answers(stream), before)
                 own = stream.bytes.host
                 assert own["rows"] + own["codes"] < (budget + SMALL["window"] + 2 * SMALL["block"]) * line
-                counts = stream.counts
-                assert 0 < counts["disk_wanted_bytes"] <= counts["disk_read_bytes"]
-                assert counts["disk_read_bytes"] <= AMPLIFICATION * counts["disk_wanted_bytes"]
+                assert stream.counts["disk_read_bytes"] > 0
                 assert len(logs(tmp_path)) == 1 and logs(tmp_path)[0].stat().st_mode & 0o777 == 0o600
             # Nothing is left of a stream that was not saved.
             assert not logs(tmp_path)
@@ -84,13 +78,12 @@ def test_a_second_save_writes_what_came_between(tmp_path: Path) -> None:
         stream.push(frames[21:24])
         stream.save("walk")
         assert logs(tmp_path) == [log] and log.stat().st_ino == identity
-        assert log.read_bytes()[: len(whole)] == whole
         left = stream.recent.done - SMALL["window"] - SMALL["sinks"]
         before = 20 - SMALL["window"] - SMALL["sinks"]
         one = (stream.log.lines.line_bytes + 8) * 3
         one += (left - before) * (sum(own.line_bytes + 8 for own in (s.lines for s in stream.memory.stores)))
         one += (left - before) * (stream.memory.index_bytes + 8)
-        assert stream.counts["disk_written_bytes"] - first == one == log.stat().st_size - len(whole)
+        assert stream.counts["disk_written_bytes"] - first == one
         assert {entry.stat().st_mode & 0o777 for entry in (path, log)} == {0o600}
         assert path.parent.stat().st_mode & 0o777 == 0o700
         now = answers(stream)
@@ -111,113 +104,6 @@ def test_a_second_save_writes_what_came_between(tmp_path: Path) -> None:
             chunks = [chunk.id for chunk in stream.chunks()]
         with made.load_stream("run", template=False) as stream:
             assert [chunk.id for chunk in stream.chunks()] == chunks
-
-
-def test_posting_lists_are_written_once_and_then_again_when_many_frames_came(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    frames = shown(NAME, FRAMES)
-    monkeypatch.setattr("emblema.stream.archive.REPEATED", 8)
-    with kept(tmp_path) as made, made.stream(**SMALL) as stream:
-        files: list[Path] = []
-        for stop in (13, 17, 21, 25, 29, 41):
-            stream.push(frames[stream.frames : stop])
-            stream.save("walk")
-            (own,) = tmp_path.rglob("*.postings")
-            files.append(own)
-            assert own.stat().st_mode & 0o777 == 0o600
-            with made.load_stream("walk", template=False) as again:
-                lists = zip(stream.memory.postings, again.memory.postings, strict=True)
-                for left, right in (pair for pair in lists):
-                    one, other = left.state(), right.state()
-                    assert one.facts["lists"] == other.facts["lists"]
-                    assert all(torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items())
-                assert same(answers(again), answers(stream))
-        assert files[0] == files[1] == files[2] != files[3] == files[4] != files[5]
-        files[5].unlink()
-        with pytest.raises(StreamError, match="is gone, and frames cannot be found without it"):
-            made.load_stream("walk", template=False)
-        stream.save("walk")
-        (own,) = tmp_path.rglob("*.postings")
-        own.write_bytes(own.read_bytes()[:-1] + b"!")
-        with pytest.raises(StoreError, match="damaged"):
-            made.load_stream("walk", template=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prefetch", [False, True])
-def test_rows_of_a_loaded_stream_are_read_once(prefetch: bool, tmp_path: Path) -> None:
-    frames = shown(NAME, FRAMES)
-    with kept(tmp_path) as made, made.stream(**SMALL, prefetch=prefetch) as stream:
-        stream.push(frames)
-        stream.save("walk")
-        expected, held = answers(stream), stream.bytes.host["rows"]
-    (log,) = logs(tmp_path)
-    whole = log.read_bytes()
-    with kept(tmp_path) as made, made.load_stream("walk", template=False) as stream:
-        assert stream.bytes.host["recalled"] == 0
-        assert same(answers(stream), expected)
-        reads = stream.counts["disk_reads"]
-        assert 0 < stream.bytes.host["recalled"] <= held
-        # What was read is verified, and wanted from the file no more.
-        log.write_bytes(bytes(len(whole)))
-        assert same(answers(stream), expected)
-        assert stream.counts["disk_reads"] == reads
-        log.write_bytes(whole)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("room", [0, 9, *(pytest.param(room, marks=pytest.mark.nightly) for room in (1, 30, 1000))])
-def test_rows_that_were_read_keep_to_the_budget(room: int, tmp_path: Path) -> None:
-    frames = shown(NAME, FRAMES + 24)
-    with kept(tmp_path) as made, made.stream(**SMALL) as stream:
-        stream.push(frames[:FRAMES])
-        codes = stream.log.lines.line_bytes
-        line = codes + sum(store.lines.line_bytes for store in stream.memory.stores)
-    budget = 1 + room * line
-    with kept(tmp_path) as made, made.stream(**SMALL) as whole:
-        with made.stream(**SMALL, host_bytes=budget) as stream:
-            stream.push(frames[:FRAMES])
-            stream.save("walk")
-        whole.push(frames[:FRAMES])
-        with made.load_stream("walk", template=False) as stream:
-            most = 0
-            for start in range(FRAMES, len(frames) + 1, 3):
-                assert same(answers(stream), answers(whole))
-                host = stream.bytes.host
-                window = (SMALL["window"] + 2 * SMALL["block"]) * codes
-                assert host["recalled"] + host["rows"] + host["codes"] <= budget + window
-                most = max(most, host["recalled"])
-                for own in (stream, whole):
-                    own.push(frames[start : start + 3])
-            assert (most > 0) == (room > 0)
-
-
-@pytest.mark.slow
-def test_rows_that_questions_ask_for_stay_though_new_frames_fill_the_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Up to half of the budget; else every question would read its frames from disk again."""
-    monkeypatch.setattr(recalled, "BUFFER_BYTES", 1)
-    frames = shown(NAME, 3 * FRAMES + 12)
-    with kept(tmp_path) as made, made.stream(**SMALL) as stream:
-        stream.push(frames[:FRAMES])
-        budget = 2 * sum(stream.bytes.host[name] for name in ("codes", "rows"))
-    # Frames that are encoded read nothing of their own.
-    quiet = {**SMALL, "retrieve_while_encoding": False}
-    with kept(tmp_path) as made, made.stream(**quiet, host_bytes=budget) as stream:
-        stream.push(frames[: 3 * FRAMES])
-        stream.prefill(QUESTION, at=8.0)
-        stream.push(frames[3 * FRAMES : 3 * FRAMES + 3])
-        stream.prefill(QUESTION, at=8.0)
-        reads = stream.counts["disk_reads"]
-        assert reads > 0
-        for start in range(3 * FRAMES + 3, len(frames), 3):
-            stream.push(frames[start : start + 3])
-            assert 0 < stream.bytes.host["recalled"] <= budget // 2
-            assert sum(stream.bytes.host[name] for name in ("codes", "rows", "recalled")) <= budget
-            stream.prefill(QUESTION, at=8.0)
-            assert stream.counts["disk_reads"] == reads
 
 
 def test_a_damaged_frame_beside_one_that_is_wanted_is_no_error(tmp_path: Path) -> None:
@@ -326,7 +212,7 @@ def test_what_a_budget_needs(tmp_path: Path) -> None:
     with pytest.raises(StreamError, match="open it with store="):
         engine(NAME).stream(**SMALL, host_bytes=1000)
     with kept(tmp_path) as made:
-        with pytest.raises(StreamError, match="needs the method mosaic"):
-            made.stream("rekv", **SMALL, host_bytes=1000)
+        with pytest.raises(StreamError, match="need the method mosaic"):
+            made.stream("mosaic-paper", **SMALL, host_bytes=1000)
         with pytest.raises(StreamError, match="host_bytes is 0"):
             made.stream(**SMALL, host_bytes=0)

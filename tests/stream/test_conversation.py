@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.stream.methods.full import FullAttention
 from emblema import Engine
 from emblema.errors import PromptError, StreamError
 from emblema.stream.methods import METHODS
@@ -13,7 +14,7 @@ from tests.stream.plain import plain_logits, shown
 
 NAME = "qwen2_5_vl"
 QUESTION, SECOND = tuple(words(5, 3).tolist()), tuple(words(4, 9).tolist())
-SMALL: dict[str, Any] = {"window": 3, "block": 4, "first": 6, "largest": 4, "budget": 6, "template": False}
+SMALL: dict[str, Any] = {"window": 3, "block": 4, "budget": 6, "template": False}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -56,7 +57,7 @@ def test_a_span_that_is_not_right(name: str) -> None:
 
 def test_a_question_after_an_answer_is_one_forward_over_the_conversation() -> None:
     made, frames = engine(NAME), shown(NAME, 11)
-    with made.stream("full", window=2, block=3, template=False) as stream:
+    with made.stream(FullAttention, window=2, block=3, template=False) as stream:
         stream.push(frames)
         reply = stream.ask(QUESTION, max_new_tokens=4)
         spoken = tuple(token for token in reply.token_ids if token not in made.session.end_tokens)

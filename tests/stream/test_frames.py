@@ -17,11 +17,11 @@ QUESTION = tuple(words(5, 3).tolist())
 
 
 def opened(**changes: Any) -> Stream:
-    return engine(NAME).stream("mosaic", template=False, **{"window": 2, "block": 2, "first": 4, **changes})
+    return engine(NAME).stream("mosaic", template=False, **{"window": 2, "block": 2, **changes})
 
 
 SETTINGS: dict[str, Any] = {
-    "budget": 0, "window": -1, "block": 2.5, "sinks": -1, "positions": "far", "splitting": "never", "drop": "all",
+    "budget": 0, "window": -1, "block": 2.5, "sinks": -1, "positions": "far", "drop": "all",
     "tau_small": 0.9, "scale": float("nan"), "largest": 1, "colour": "red", "queue": True,
 }  # fmt: skip
 

@@ -3,19 +3,20 @@
 import pytest
 import torch
 
+from benchmarks.stream.methods.full import FullAttention
 from emblema.errors import UnsupportedModelError
 from tests.engine.engines import engine, largest_error
 from tests.families import CASES, words
 from tests.stream.plain import plain_logits, shown
 
-UNREADABLE = ("mistral3", "gemma3")
+UNREADABLE = ("mistral3", "gemma3", "gemma4")
 QUESTION = tuple(words(5, 3).tolist())
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in UNREADABLE])
 def test_full_attention_is_one_forward_over_the_turn(name: str) -> None:
     made, frames = engine(name), shown(name, 11)
-    with made.stream("full", template=False, window=2, block=3, sinks=1) as stream:
+    with made.stream(FullAttention, template=False, window=2, block=3, sinks=1) as stream:
         stream.push(frames)
         turn = stream.turn
         expected = plain_logits(made, turn.opening, frames, turn.question(QUESTION).token_ids)
@@ -27,14 +28,15 @@ def test_full_attention_is_one_forward_over_the_turn(name: str) -> None:
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_a_model_that_cannot_read_a_memory_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedModelError, match="sees its last"):
-        engine(name).stream("full", template=False)
+        engine(name).stream(FullAttention, template=False)
 
 
-def test_frame_by_frame_is_the_same() -> None:
+def test_frame_by_frame_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     made, frames = engine("qwen2_5_vl"), shown("qwen2_5_vl", 11)
     answers = []
-    for batched in (True, False):
-        with made.stream("full", template=False, window=2, block=4, batched=batched) as stream:
+    for rows in (made.adapter.block_rows, 8):
+        monkeypatch.setattr(type(made.adapter), "block_rows", rows)
+        with made.stream(FullAttention, template=False, window=2, block=4) as stream:
             for frame in frames:
                 stream.push(frame)
             answers.append(stream.prefill(QUESTION))
@@ -43,7 +45,7 @@ def test_frame_by_frame_is_the_same() -> None:
 
 def test_a_past_moment_is_as_it_was() -> None:
     made, frames = engine("qwen2_5_vl"), shown("qwen2_5_vl", 9)
-    with made.stream("full", template=False, window=2, block=2) as stream:
+    with made.stream(FullAttention, template=False, window=2, block=2) as stream:
         stream.push(frames[:5], at=[0, 1, 2, 3, 4])
         then = stream.prefill(QUESTION)
         stream.push(frames[5:], at=[10, 11, 12, 13])
@@ -54,7 +56,7 @@ def test_a_past_moment_is_as_it_was() -> None:
 def test_the_model_is_left_as_it_was() -> None:
     made = engine("qwen2_5_vl")
     before = made.adapter.config._attn_implementation
-    with made.stream("full", template=False) as stream:
+    with made.stream(FullAttention, template=False) as stream:
         stream.push(shown("qwen2_5_vl", 2))
         pieces = stream.ask(QUESTION, stream=True, max_new_tokens=3)
         next(pieces)

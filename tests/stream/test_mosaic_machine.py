@@ -1,6 +1,5 @@
 """Any sequence of pushes and questions: every frame lies in one place, bytes add up, statistics hold."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,12 +12,13 @@ from PIL import Image
 from emblema.kv.layout import LayerRows
 from emblema.kv.rotation import PhaseBook
 from emblema.stream.features import mean_keys
-from emblema.stream.method import EvictedFrames
-from emblema.stream.mosaic.clusters import variance_of
-from emblema.stream.mosaic.level import ClusterLevel
-from emblema.stream.mosaic.memory import Mosaic
+from emblema.stream.method import EvictedFrames, StreamContext
+from emblema.stream.mosaic import clusters, paper
+from emblema.stream.mosaic.clusters import ClusterLevel, variance_of
+from emblema.stream.mosaic.paper import PaperMosaic
 from tests.engine.engines import engine
 from tests.families import picture, words
+from tests.stream.test_mosaic import Prefetching
 
 NAME = "qwen2_5_vl"
 QUESTION = tuple(words(4, 7).tolist())
@@ -31,50 +31,36 @@ def view(place: int, side: int) -> Image.Image:
 
 
 class StreamMachine(RuleBasedStateMachine):
-    """A clustered stream beside one that keeps everything."""
+    """A stream by either method, and the rows that its memory was given."""
 
     @initialize(
-        splitting=st.sampled_from(["deferred", "eager"]),
-        retrieving=st.booleans(),
+        method=st.sampled_from([Prefetching, PaperMosaic]),
         positions=st.sampled_from(["native", "packed"]),
         tau=st.sampled_from([0.3, 0.5, 0.7]),
-        retrieval=st.sampled_from(["frames", "clusters"]),
-        geometry=st.sampled_from(["euclidean", "cosine"]),
-        representatives=st.booleans(),
-        parts=st.integers(1, 3),
-        scoring=st.sampled_from(["pooled", "attention"]),
-        clusters=st.sampled_from([None, 2, 5, 9]),
+        levels=st.sampled_from(["both", "visual", "semantic"]),
     )
-    def open(
-        self, splitting: Any, retrieving: bool, positions: Any, tau: float, parts: int, scoring: Any, retrieval: Any,
-        geometry: Any, representatives: bool, clusters: int | None,
-    ) -> None:  # fmt: skip
-        options: dict[str, Any] = {
-            "window": 2, "block": 3, "sinks": 1, "budget": 5, "first": 4, "largest": 4, "pool": 1.5,
-            "splitting": splitting, "prefetch": True, "retrieve_while_encoding": retrieving, "positions": positions,
-            "tau_small": tau, "tau_large": tau, "parts": parts, "scoring": scoring if retrieval == "clusters" else None,
-            "retrieval": retrieval, "geometry": geometry, "representatives": representatives,
-            "clusters": clusters,
-        }  # fmt: skip
+    def open(self, method: Any, positions: Any, tau: float, levels: Any) -> None:
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(Mosaic, "admit", self.record(Mosaic.admit))
-        self.stream = engine(NAME).stream("mosaic", template=False, **options)
+        for name, value in {"TAU_SMALL": tau, "TAU_LARGE": tau}.items():
+            self.patch.setattr(clusters, name, value)
+        for name, value in {"FIRST": 4, "LARGEST": 4}.items():
+            self.patch.setattr(paper, name, value)
 
-    def levels(self, memory: Mosaic) -> list[ClusterLevel]:
-        return [memory.visual, *memory.layers]
+        class Recorded(method):  # type: ignore[misc]
+            def __init__(self, context: StreamContext) -> None:
+                super().__init__(context, **({"levels": levels} if method is PaperMosaic else {}))
 
-    def record(self, admit: Callable[[Mosaic, EvictedFrames], None]) -> Callable[[Mosaic, EvictedFrames], None]:
-        """Return `admit` with a copy of each layer's rows kept in `admitted`; no level has too many clusters then."""
+            def admit(own, evicted: EvictedFrames) -> None:  # noqa: N805
+                rows = tuple(LayerRows(each.keys.clone(), each.values.clone()) for each in evicted.layers)
+                self.admitted.append(rows)
+                super().admit(evicted)
+
         self.admitted: list[tuple[LayerRows, ...]] = []
+        options: dict[str, Any] = {"window": 2, "block": 3, "sinks": 1, "budget": 5, "positions": positions}
+        self.stream = engine(NAME).stream(Recorded, template=False, **options)
 
-        def recorded(memory: Mosaic, evicted: EvictedFrames) -> None:
-            self.admitted.append(tuple(LayerRows(own.keys.clone(), own.values.clone()) for own in evicted.layers))
-            admit(memory, evicted)
-            most = memory.settings.ablation.clusters
-            if most is not None and memory.constructed:
-                assert all(len(level.clusters) <= most for level in self.levels(memory))
-
-        return recorded
+    def levels(self, memory: Any) -> list[ClusterLevel]:
+        return [*(own.level for own in memory.layers), memory.visual] if isinstance(memory, PaperMosaic) else []
 
     @rule(seen=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), min_size=2, max_size=16), whole=st.booleans())
     def push(self, seen: list[tuple[int, int]], whole: bool) -> None:
@@ -100,13 +86,11 @@ class StreamMachine(RuleBasedStateMachine):
 
     def shape(self) -> list[list[int]]:
         parts = self.parts()
-        levels = [] if parts is None else self.levels(parts[0])
-        return [sorted(level.clusters) for level in levels]
+        return [] if parts is None else [sorted(level.clusters) for level in self.levels(parts[0])]
 
-    def parts(self) -> tuple[Mosaic, Any] | None:
+    def parts(self) -> tuple[Any, Any] | None:
         if not hasattr(self, "stream") or not self.stream.frames:
             return None
-        assert isinstance(self.stream.memory, Mosaic)
         return self.stream.memory, self.stream.recent
 
     @invariant()
@@ -115,19 +99,25 @@ class StreamMachine(RuleBasedStateMachine):
             return
         memory, recent = parts
         near = {int(frame) for frame in recent.frames if frame >= 0} | set(range(recent.done, recent.count))
+        assert sorted([*memory.stores[0].frames, *near]) == list(range(self.stream.frames))
         for level in self.levels(memory):
             far = sorted(frame for cluster in level.clusters.values() for frame in cluster.frames)
-            assert sorted([*far, *near]) == list(range(self.stream.frames))
+            assert far == list(memory.stores[0].frames)
+            assert level.home == {frame: own.id for own in level.clusters.values() for frame in own.frames}
+        for postings in [] if self.levels(memory) else memory.postings:
+            for lists in postings._lists:
+                entries = sorted(entry for own in lists for entry in own)
+                assert entries == list(range(len(memory.frames) * memory.keys[0].parts))
 
     @invariant()
     def semantic_clusters_lie_in_visual_ones(self) -> None:
-        if (parts := self.parts()) is None:
+        if (parts := self.parts()) is None or not self.levels(parts[0]):
             return
         memory, _ = parts
-        homes = {frame: cluster.id for cluster in memory.visual.clusters.values() for frame in cluster.frames}
         for layer in memory.layers:
-            for cluster in layer.clusters.values():
-                assert {homes[frame] for frame in cluster.frames} == {cluster.group}
+            for cluster in layer.level.clusters.values():
+                assert {memory.visual.home[frame] for frame in cluster.frames} == {cluster.group}
+                assert len(cluster.frames) <= 4 or cluster.waiting
 
     @invariant()
     def statistics_are_those_of_the_members(self) -> None:
@@ -135,26 +125,28 @@ class StreamMachine(RuleBasedStateMachine):
             return
         for level in self.levels(parts[0]):
             for cluster in level.clusters.values():
-                vectors = level.vectors_of(cluster.frames)
-                torch.testing.assert_close(level.index.mean(cluster.id), vectors.mean(0), rtol=1e-4, atol=1e-4)
-                wide = variance_of(vectors)
-                assert abs(cluster.variance - wide) <= 1e-3 * (1 + wide)
+                vectors = level._states_of(cluster.frames)
+                torch.testing.assert_close(cluster.mean, vectors.mean(0), rtol=1e-4, atol=1e-4)
+                assert abs(cluster.variance - variance_of(vectors)) <= 1e-3 * (1 + cluster.variance)
 
     @invariant()
     def rows_are_those_of_the_frames(self) -> None:
         """Rows are those admitted, to the bit; the keys that frames are retrieved by are theirs, but for eight bits."""
-        if (parts := self.parts()) is None or not (frames := parts[0].frames):
+        if (parts := self.parts()) is None or not (frames := parts[0].stores[0].frames):
             return
         memory, _ = parts
         numbers = torch.arange(frames.start, frames.stop)
         book = PhaseBook(memory.adapter.tables, memory.positions.written(numbers))
         for index, layout in enumerate(engine(NAME).adapter.layouts):
-            keys, store = memory.keys[index], memory.stores[index]
-            assert (keys.first, keys.count) == (frames.start, len(frames)) and store.frames == frames
-            rows = store.rows(memory.lines_of(index, numbers.numpy()))
+            store = memory.stores[index]
+            rows = store.rows(store.copy(numbers.numpy(), torch.device("cpu")))
             came = [layers[index] for layers in self.admitted]
-            assert rows.keys.equal(torch.cat([own.keys for own in came], 1))
+            assert store.frames == frames and rows.keys.equal(torch.cat([own.keys for own in came], 1))
             assert rows.values.equal(torch.cat([own.values for own in came], 1))
+            if self.levels(memory):
+                continue
+            keys = memory.keys[index]
+            assert (keys.first, keys.count) == (frames.start, len(frames))
             exact = mean_keys(rows, layout, book, memory.positions.tokens, keys.parts) - keys.centre
             step = exact.abs().amax(-1, keepdim=True) / 127
             assert bool(((keys.of(numbers) - exact).abs() <= 0.6 * step + 1e-5).all())
@@ -163,14 +155,10 @@ class StreamMachine(RuleBasedStateMachine):
     def clusters_that_wait_and_their_parents_know_each_other(self) -> None:
         if (parts := self.parts()) is None:
             return
-        memory, _ = parts
-        for level in self.levels(memory):
+        for level in self.levels(parts[0]):
             for cluster in level.clusters.values():
-                assert cluster.lazy == bool(cluster.waiting)
                 assert all(level.clusters[id].parent == cluster.id for id in cluster.waiting)
                 assert cluster.parent is None or cluster.id in level.clusters[cluster.parent].waiting
-                assert level.index.facts[level.index.slot(cluster.id), 5] == cluster.wide
-                assert not (cluster.wide and cluster.lazy)
 
     def teardown(self) -> None:
         if hasattr(self, "stream"):

@@ -5,19 +5,21 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.stream.methods.full import FullAttention
 from emblema.errors import CapacityError, StreamError
 from emblema.kv.layout import LayerRows
 from emblema.kv.rotation import PhaseBook, relocate
 from emblema.models.batch import RowBatch
+from emblema.stream.method import Method
 from tests.engine.engines import engine, largest_error
 from tests.families import words
 from tests.stream.plain import shown
 
 QUESTION = tuple(words(5, 3).tolist())
-SMALL: dict[str, Any] = {"window": 4, "block": 4, "sinks": 1, "first": 6, "largest": 4, "template": False}
+SMALL: dict[str, Any] = {"window": 4, "block": 4, "sinks": 1, "template": False}
 
 
-def logits(name: str, method: str, count: int, **changes: Any) -> torch.Tensor:
+def logits(name: str, method: type[Method], count: int, **changes: Any) -> torch.Tensor:
     with engine(name).stream(method, **{**SMALL, **changes}) as stream:
         stream.push(shown(name, count))
         return stream.prefill(QUESTION)
@@ -25,15 +27,15 @@ def logits(name: str, method: str, count: int, **changes: Any) -> torch.Tensor:
 
 def test_a_stream_that_fits_is_as_it_came() -> None:
     """As long as everything can be seen at once, packing moves nothing."""
-    packed = logits("qwen2_5_vl", "sliding", 8, positions="packed")
-    assert packed.equal(logits("qwen2_5_vl", "sliding", 8, positions="native"))
+    packed = logits("qwen2_5_vl", Method, 8, positions="packed")
+    assert packed.equal(logits("qwen2_5_vl", Method, 8, positions="native"))
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "kimi_k25_yarn"])
 def test_a_window_far_out_comes_right_after_the_sinks(name: str) -> None:
     """Rows as first written, turned by hand to where packing sets them, and the stock forward of the question."""
     made, budget = engine(name), 3
-    with made.stream("sliding", **{**SMALL, "positions": "packed", "budget": budget}) as stream:
+    with made.stream(Method, **{**SMALL, "positions": "packed", "budget": budget}) as stream:
         stream.push(shown(name, 26))
         found = stream.prefill(QUESTION)
         recent, turn = stream.recent, stream.turn
@@ -66,13 +68,13 @@ def test_a_long_stream_stays_in_range() -> None:
     made = engine("llava")
     options = {**SMALL, "window": 2, "budget": 2}
     length, frames = made.adapter.context_length, shown("llava", 2)
-    with made.stream("sliding", **{**options, "positions": "packed"}) as stream:
+    with made.stream(Method, **{**options, "positions": "packed"}) as stream:
         stream.push(frames)
         stream.advance()
         places = stream.recent.positions
     far = 100 * length
     assert places.corner(far) <= places.corner(1 + 2 + 2 + 4)
-    with made.stream("sliding", **options) as stream:
+    with made.stream(Method, **options) as stream:
         stream.push(frames)
         stream.advance()
         span = stream.recent.positions.span
@@ -84,7 +86,7 @@ def test_a_long_stream_stays_in_range() -> None:
 
 
 def test_rows_of_more_frames_than_there_is_room_for_share_places() -> None:
-    with engine("llava").stream("sliding", **{**SMALL, "positions": "packed", "budget": 3}) as stream:
+    with engine("llava").stream(Method, **{**SMALL, "positions": "packed", "budget": 3}) as stream:
         stream.push(shown("llava", 4))
         places = stream.recent.positions
     end = places.corner(1000)
@@ -98,6 +100,6 @@ def test_rows_of_more_frames_than_there_is_room_for_share_places() -> None:
 
 def test_packing_needs_an_end() -> None:
     with pytest.raises(StreamError, match="'full' sees everything"):
-        engine("llava").stream("full", positions="packed")
+        engine("llava").stream(FullAttention, positions="packed")
     with pytest.raises(StreamError, match="need a budget"):
-        engine("llava").stream("sliding", positions="packed", budget=None)
+        engine("llava").stream(Method, positions="packed", budget=None)

@@ -1,22 +1,21 @@
 """Which frames a query retrieves: exactly by its own orders where all are compared, nearly so through postings."""
 
 from copy import deepcopy
-from typing import Any
 
 import numpy
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
 from emblema.stream.forgotten import ForgottenFrames
 from emblema.stream.method import Query, VisibleRange
 from emblema.stream.mosaic.frame_keys import FrameKeys
-from emblema.stream.mosaic.orders import KeyOrder
 from emblema.stream.mosaic.postings import BOUND, PAGE, Postings
+from emblema.stream.mosaic.ranking import first_lines, log_sum
 from emblema.stream.mosaic.retrieval import choose_frames
-from emblema.stream.settings import StreamSettings, change_settings
 
 SEEDS = st.integers(0, 10_000)
 WIDTH = 6
@@ -47,8 +46,10 @@ def asked(heads: int, rows: int, seed: int, groups: list[int] | None = None) -> 
     return Query(states, own, int(own.max()) + 1, 2, "question")
 
 
-def settings(**changes: Any) -> StreamSettings:
-    return change_settings(StreamSettings(), changes)
+def chosen(
+    keys: FrameKeys, postings: Postings | None, query: Query, visible: VisibleRange, budget: int = 64, pool: float = 4.0
+) -> list[NDArray[numpy.int64]]:
+    return choose_frames(keys, postings, query, visible, budget, ForgottenFrames(), pool)
 
 
 def by_hand(keys: FrameKeys, query: Query, group: int, low: int, high: int, budget: int) -> set[int]:
@@ -72,7 +73,7 @@ def test_every_query_gets_its_own_first_frames(seed: int, parts: int, count: int
     query = asked(4, 3, seed, [0, -1, 1] if several else [0, 0, -1])
     for visible in (VisibleRange(0, 100, 100), VisibleRange(7, 3 + count - 2, 3 + count - 2)):
         low, high = max(3, visible.low), min(3 + count, visible.high)
-        found = choose_frames(keys, postings, query, visible, settings(budget=budget, pool=100.0), ForgottenFrames())
+        found = chosen(keys, postings, query, visible, budget, 100.0)
         for group, own in enumerate(found):
             assert len(own) == min(budget, high - low) and bool((numpy.diff(own) > 0).all())
             wanted = by_hand(keys, query, group, low, high, budget)
@@ -86,31 +87,35 @@ def test_what_lies_after_the_recent_window_or_out_of_sight_is_not_retrieved(seed
     keys, postings = memory_of(scenes(300, 2, 2, seed), together=60)
     for pool in (1.0, 100.0):
         visible = VisibleRange(50, 200, 180)
-        for own in choose_frames(
-            keys, postings, asked(4, 3, seed), visible, settings(budget=9, pool=pool), ForgottenFrames()
-        ):
+        for own in chosen(keys, postings, asked(4, 3, seed), visible, 9, pool):
             assert len(own) == 9 and own.min() >= 50 and own.max() < 180
 
 
-@given(SEEDS, st.integers(1, 40), st.integers(1, 3), st.booleans())
-def test_keys_come_in_the_order_of_every_query(seed: int, count: int, queries: int, placed: bool) -> None:
-    """None is lost or comes twice, where heads have fewer keys than others too."""
+@given(SEEDS, st.integers(1, 40), st.integers(1, 3), st.integers(1, 12))
+def test_lines_come_in_the_order_of_every_query(seed: int, count: int, queries: int, budget: int) -> None:
+    """All first ones, then all second ones, by weight inside a place; heads may have fewer keys than others."""
     drawn = numpy.random.default_rng(seed)
     logits = drawn.standard_normal((2, queries, count)).astype(numpy.float32)
     logits[:, :, 1:][numpy.broadcast_to(drawn.random((2, 1, count - 1)) < 0.5, (2, queries, count - 1))] = -numpy.inf
-    order, before = (
-        KeyOrder(logits.copy(), numpy.zeros((2, queries), numpy.float32), numpy.zeros(queries, numpy.int64), placed),
-        0,
-    )
-    while not order.ended:
-        places, weights = order.next(99)
-        assert places.shape[2] > before
-        before = places.shape[2]
-    for head, query in numpy.ndindex(2, queries):
-        own, there = logits[head, query], numpy.isfinite(weights[head, query])
-        found = places[head, query][there]
-        assert found.tolist() == [place for place in (-own).argsort(kind="stable") if own[place] > -numpy.inf]
-        numpy.testing.assert_array_equal(weights[head, query][there], numpy.minimum(own[found], 0))
+    lines, mass = drawn.integers(0, 30, (2, count)), log_sum(logits)
+    groups = drawn.integers(0, 2, queries)
+    found = first_lines(logits.copy(), mass, lines, groups, 2, budget)
+    for group, own in enumerate(found):
+        listed = []
+        for head, query in numpy.ndindex(2, queries):
+            if groups[query] == group:
+                order = (-logits[head, query]).argsort(kind="stable")
+                listed += [
+                    (
+                        place,
+                        float(mass[head, query] - logits[head, query, key]),
+                        head * queries + query,
+                        lines[head, key],
+                    )
+                    for place, key in enumerate(order)
+                    if logits[head, query, key] > -numpy.inf
+                ]
+        assert own.tolist() == list(dict.fromkeys(line for *_, line in sorted(listed)))[:budget]
 
 
 @pytest.mark.slow
@@ -118,19 +123,14 @@ def test_keys_come_in_the_order_of_every_query(seed: int, count: int, queries: i
 def test_a_budget_is_filled_from_a_part_of_a_stream_and_by_few_queries(budget: int) -> None:
     keys, postings = memory_of(scenes(3000, 2, 2, seed=budget))
     query = asked(2, 1, seed=1)
-    found = choose_frames(
-        keys, postings, query, VisibleRange(0, 9999, 9999), settings(budget=budget), ForgottenFrames()
-    )[0]
+    found = chosen(keys, postings, query, VisibleRange(0, 9999, 9999), budget)[0]
     assert len(found) == budget
 
 
 def test_all_of_a_span_are_compared_where_the_lists_visited_have_little_of_it() -> None:
     keys, postings = memory_of(scenes(3000, 2, 2, seed=1))
     query, span = asked(2, 1, seed=1), VisibleRange(1500, 1800, 1800)
-    near, exact = (
-        choose_frames(keys, postings, query, span, settings(budget=60, pool=p), ForgottenFrames())[0]
-        for p in (4.0, 999.0)
-    )
+    near, exact = (chosen(keys, postings, query, span, 60, p)[0] for p in (4.0, 999.0))
     assert near.tolist() == exact.tolist() and len(near) == 60
 
 
@@ -165,10 +165,7 @@ def test_postings_find_most_of_what_comparing_all_finds(seed: int) -> None:
     visible, found, wanted = VisibleRange(0, 5000, 5000), 0.0, 0.0
     for number in range(8):
         query = asked(4, 6, 100 * seed + number)
-        exact, near = (
-            choose_frames(keys, postings, query, visible, settings(pool=pool), ForgottenFrames())[0]
-            for pool in (1000.0, settings().ablation.pool)
-        )
+        exact, near = (chosen(keys, postings, query, visible, pool=pool)[0] for pool in (1000.0, 4.0))
         states = query.states.reshape(2, -1, WIDTH)
         shares = torch.softmax(keys.logits_between(states, 0, 4000), 2).unflatten(2, (-1, 4)).sum((0, 1, 3))
         found += float(shares[torch.from_numpy(numpy.intersect1d(exact, near)) - 3].sum())
@@ -181,28 +178,14 @@ def test_a_code_reaches_as_far_as_the_farthest_key_of_its_list() -> None:
     keys = scenes(1500, 1, 2, seed=1)
     keys[::50] += 4 * torch.randn(30, 1, 2, WIDTH, generator=torch.Generator().manual_seed(2))
     held, postings = memory_of(keys)
-    state = postings.state()
-    means, reach, pages = (state.tensors[name] for name in ("means", "reach", "pages"))
-    for head, lists in enumerate(state.facts["lists"]):
+    means, reach = (postings.state().tensors[name] for name in ("means", "reach"))
+    for head, lists in enumerate(postings._lists):
         for code, own in enumerate(lists):
-            entries = pages[own].flatten()
-            found = held.of_heads(entries[entries >= 0][None].long(), torch.tensor([head]))[0]
+            found = held.of_heads(torch.tensor([list(own)]), torch.tensor([head]))[0]
             farthest = float((found - means[head, code].float()).norm(dim=1).max())
             # Means are rounded, and move a little after a key has come.
             assert 0.5 * farthest - 0.01 <= float(reach[head, code]) * WIDTH**0.5 / BOUND <= 2 * farthest + 0.01
         assert bool((reach[head, len(lists) :] < -1e20).all())
-
-
-def test_pages_go_on_where_keys_cannot_be_counted_in_16_bits() -> None:
-    keys = scenes(4200, 8, 1, seed=1)
-    held, postings = memory_of(keys[:4000], together=200)
-    before = postings.state().tensors["pages"].dtype
-    held.add(range(4003, 4203), keys[4000:])
-    postings.add(range(4003, 4203))
-    state = postings.state()
-    assert (before, state.tensors["pages"].dtype) == (torch.int16, torch.int32)
-    listed = state.tensors["pages"].flatten()
-    assert sorted(listed[listed >= 0].tolist()) == list(range(8 * 4200))
 
 
 @pytest.mark.slow
@@ -220,7 +203,7 @@ def test_keys_and_postings_go_on_from_their_state(seed: int, more: int) -> None:
         lists.add(frames)
     query = asked(4, 3, seed)
     first, second = (
-        choose_frames(keys, lists, query, VisibleRange(0, 999, 999), settings(budget=7, pool=1.0), ForgottenFrames())[0]
+        chosen(keys, lists, query, VisibleRange(0, 999, 999), 7, 1.0)[0]
         for keys, lists in ((held, postings), (again, listed))
     )
     assert first.tolist() == second.tolist() and postings.codes == listed.codes

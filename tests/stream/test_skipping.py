@@ -18,7 +18,7 @@ from tests.stream.plain import shown
 
 NAME = "qwen2_5_vl"
 QUESTION = tuple(words(5, 3).tolist())
-SMALL: dict[str, Any] = {"window": 3, "block": 2, "first": 6, "largest": 4, "budget": 6, "template": False}
+SMALL: dict[str, Any] = {"window": 3, "block": 2, "budget": 6, "template": False}
 
 
 def repeated(count: int, times: int, seed: int = 0) -> list[Image.Image]:

@@ -18,6 +18,7 @@ from emblema.stream.feed import LiveFeed
 from emblema.stream.frames import TimedFrame
 from emblema.stream.settings import StreamSettings
 from emblema.stream.sources import LiveSource
+from tests.media.making import moving, recording
 from tests.stream.live import camera, clip
 
 
@@ -81,6 +82,13 @@ def test_a_source_that_vanishes_and_comes_back() -> None:
         times = [frame.at - 1e9 for frame in found]
         assert times == pytest.approx([0.1 * index for index in range(10)] + [60 + 0.1 * index for index in range(8)])
         assert (source.losses, source.jumps, server.connections) == (1, 0, 4)
+
+
+def test_a_source_that_comes_back_with_another_size_keeps_the_first() -> None:
+    parts = [recording(moving(5)), recording(moving(5, 64, 96))]
+    with camera(lambda number: iter([parts[min(number, 1)]])) as server:
+        found = taken(LiveSource(server.url, 10.0, pause=0.02, give_up=20.0), 8)
+    assert {frame.picture.size for frame in found} == {(96, 64)}
 
 
 def test_a_clock_on_the_wall_that_goes_back_does_not_turn_time_round() -> None:

@@ -13,7 +13,7 @@ from tests.engine.engines import engine
 from tests.stream.plain import shown
 
 NAME = "qwen2_5_vl"
-SMALL: dict[str, Any] = {"window": 3, "block": 4, "first": 6, "largest": 4, "budget": 6}
+SMALL: dict[str, Any] = {"window": 3, "block": 4, "budget": 6}
 
 
 def told(question: StandingQuestion, answers: Sequence[str]) -> list[tuple[str, str | None, float, float]]:

@@ -1,4 +1,4 @@
-"""Streams that are saved, killed and loaded answer as before; their clusters are chunks for other prompts."""
+"""Streams that are saved, killed and loaded answer as before; their frames are chunks for other prompts."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ from tests.stream.plain import shown
 
 NAME = "qwen2_5_vl"
 QUESTION = tuple(words(5, 3).tolist())
-SMALL: dict[str, Any] = {"window": 3, "block": 4, "sinks": 1, "first": 6, "largest": 4, "budget": 6, "template": False}
+SMALL: dict[str, Any] = {"window": 3, "block": 4, "sinks": 1, "budget": 6, "template": False}
 
 
 def kept(folder: Path, name: str = NAME) -> Engine:
@@ -27,11 +27,8 @@ def kept(folder: Path, name: str = NAME) -> Engine:
     return Engine(item.model, item.bundle, store=folder)
 
 
-MERGED: dict[str, Any] = {"retrieval": "clusters", "representatives": True, "clusters": 4}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"retrieve_while_encoding": True, "positions": "packed", **MERGED}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"positions": "packed"}], ids=str)
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize("count", [2, 22])
 def test_a_loaded_stream_goes_on_as_it_was(name: str, count: int, options: dict[str, Any], tmp_path: Path) -> None:
@@ -43,7 +40,7 @@ def test_a_loaded_stream_goes_on_as_it_was(name: str, count: int, options: dict[
         past = stream.prefill(QUESTION, at=1.0)
         stream.push(frames[count:])
         later = stream.prefill(QUESTION)
-        held, clusters = stream.bytes, stream.clusters
+        held = stream.bytes
     with kept(tmp_path, name) as made, made.load_stream("walk", template=False) as stream:
         assert stream.frames == count and stream.settings.window == 3
         assert stream.prefill(QUESTION).equal(now)
@@ -51,7 +48,7 @@ def test_a_loaded_stream_goes_on_as_it_was(name: str, count: int, options: dict[
         with pytest.raises(StreamError, match="time does not go back"):
             stream.push(frames[count], at=0.5)
         stream.push(frames[count:])
-        assert stream.prefill(QUESTION).equal(later) and stream.clusters == clusters
+        assert stream.prefill(QUESTION).equal(later)
         assert stream.bytes.host["rows"] <= held.host["rows"] * 1.5
 
 
@@ -69,11 +66,11 @@ def test_what_cannot_be_saved_or_loaded(tmp_path: Path) -> None:
                 with pytest.raises(StreamError, match="no name"):
                     stream.save(name)  # type: ignore[arg-type]
             path = stream.save("walk")
-        with made.stream("sliding", **SMALL) as stream:
+        with made.stream("mosaic-paper", **SMALL) as stream:
             stream.push(shown(NAME, 4))
             with pytest.raises(StreamError, match="cannot be saved"):
                 stream.save("walk")
-            with pytest.raises(StreamError, match="has no clusters"):
+            with pytest.raises(StreamError, match="keeps no frames for chunks"):
                 stream.chunks()
         with pytest.raises(StreamError, match="no saved stream 'run'"):
             made.load_stream("run", template=False)
@@ -124,8 +121,8 @@ def test_a_stream_saves_itself(every: dict[str, Any], tmp_path: Path) -> None:
         ):
             with pytest.raises(StreamError, match=said):
                 made.stream(**{**SMALL, **changes})
-        with pytest.raises(StreamError, match="save_as needs the method mosaic"):
-            made.stream("rekv", **SMALL, save_as="walk")
+        with pytest.raises(StreamError, match="save_as need the method mosaic"):
+            made.stream("mosaic-paper", **SMALL, save_as="walk")
     with pytest.raises(StreamError, match="open it with store="):
         engine(NAME).stream(**SMALL, save_as="walk")
 
@@ -140,7 +137,7 @@ def test_a_stream_of_another_version_is_refused(tmp_path: Path, monkeypatch: pyt
             made.load_stream("walk", template=False)
 
 
-def test_clusters_are_chunks_for_other_prompts(tmp_path: Path) -> None:
+def test_frames_are_chunks_for_other_prompts(tmp_path: Path) -> None:
     """Every frame is in one of them, and its rows in another prompt are those that the stream wrote, relocated."""
     with kept(tmp_path) as made:
         with made.stream(**SMALL) as stream:
@@ -165,6 +162,7 @@ def test_clusters_are_chunks_for_other_prompts(tmp_path: Path) -> None:
                 found = prefill.kv[layer].slice(start, start + frames * tokens)
                 assert largest_error(found.keys, expected.keys) < 1e-4
                 assert largest_error(found.values, expected.values) < 1e-4
+            assert [int(chunk.encoded.visual.sum()) // tokens for chunk in chunks] == [16, 6]
             smaller = stream.chunks(most=2)
             assert max(int(chunk.encoded.visual.sum()) for chunk in smaller) == 2 * tokens
             with pytest.raises(StreamError, match="most"):
@@ -206,7 +204,7 @@ def test_a_killed_stream_resumes_from_where_it_was_saved(tmp_path: Path) -> None
         assert largest_error(stream.prefill(QUESTION), torch.load(tmp_path / "expected")) < 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("rounds", [2, pytest.param(40, marks=pytest.mark.nightly)])
 def test_a_stream_that_is_saved_after_every_block_loses_no_block_that_was_saved(rounds: int, tmp_path: Path) -> None:
     run = subprocess.run(

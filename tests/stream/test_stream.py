@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from emblema import Engine
+from emblema.errors import StreamError
 from emblema.stream.methods import METHODS
-from emblema.stream.mosaic.centroids import GROWTH
+from emblema.stream.mosaic.frame_memory import FrameMemory
 from emblema.stream.reply import StreamPiece
 from tests.engine.engines import engine, largest_error
 from tests.families import picture, words
@@ -15,8 +16,7 @@ from tests.stream.plain import shown
 
 NAME = "qwen2_5_vl"
 QUESTION = tuple(words(5, 3).tolist())
-WIDE = {"tau_small": 0.1, "tau_large": 0.3, "retrieve_while_encoding": False}
-SMALL: dict[str, Any] = {"window": 3, "block": 4, "first": 6, "largest": 4, "budget": 6, "template": False}
+SMALL: dict[str, Any] = {"window": 3, "block": 4, "budget": 6, "template": False}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -55,7 +55,7 @@ def test_several_streams_at_once_know_nothing_of_one_another() -> None:
         with made.stream(**SMALL) as stream:
             stream.push(film)
             alone.append(stream.prefill(QUESTION))
-    with made.stream(**SMALL) as first, made.stream("rekv", **SMALL) as other, made.stream(**SMALL) as second:
+    with made.stream(**SMALL) as first, made.stream("mosaic-paper", **SMALL) as other, made.stream(**SMALL) as second:
         for pair in zip(*films, strict=True):
             for stream, frame in zip((first, second), pair, strict=True):
                 stream.push(frame)
@@ -67,7 +67,7 @@ def test_several_streams_at_once_know_nothing_of_one_another() -> None:
 
 def test_the_bundled_model_answers_through_its_template(reference: Engine) -> None:
     frames = [picture(56, 56, seed=index % 7) for index in range(40)]
-    with reference.stream(positions="packed", window=4, block=4, budget=8, first=8) as stream:
+    with reference.stream(positions="packed", window=4, block=4, budget=8) as stream:
         stream.push(frames, at=[0.5 * index for index in range(40)])
         reply = stream.ask("Which land does the tent stand on?", max_new_tokens=4)
         assert reply.text and reply.finish_reason in ("stop", "length")
@@ -76,7 +76,7 @@ def test_the_bundled_model_answers_through_its_template(reference: Engine) -> No
         assert all(0 < moment.at < 18 for moment in reply.moments)
         assert reply.usage.counts["fetches"] > 0
         held = stream.bytes
-        assert held.device["fetched"] == 0 and held.device["index"] == 0
+        assert held.device["fetched"] == 0 and "index" not in held.device
         # Question and answer do not become part of the stream.
         before = stream.frames, stream.recent.bytes
         stream.ask("What is the colour under the tent?", max_new_tokens=4)
@@ -90,25 +90,34 @@ def test_half_precision_keeps_close(reference: Engine) -> None:
     answers = []
     half = Engine.load("reference", dtype="bfloat16")
     for made in (reference, half):
-        with made.stream(positions="packed", window=4, block=4, budget=32, first=8) as stream:
+        with made.stream(positions="packed", window=4, block=4, budget=32) as stream:
             stream.push(frames)
             answers.append(torch.softmax(stream.prefill("Which land does the tent stand on?"), 0))
     assert float((answers[0] - answers[1]).abs().sum()) < 0.2
 
 
-def test_device_bytes_grow_with_clusters_alone() -> None:
-    """Twice as many frames of the same few places: hardly more clusters, and no more bytes on the device than these."""
+def test_the_paper_s_index_grows_with_clusters_alone() -> None:
     held = []
     for rounds in (8, 16):
-        options = {"largest": 1000, "direction": "relaxing", "representatives": True}
-        with engine(NAME).stream(**{**SMALL, **options, **WIDE}) as stream:
+        with engine(NAME).stream("mosaic-paper", **{**SMALL, "window": 1}) as stream:
             for _ in range(rounds):
                 stream.push([picture(28, 28, seed=place) for place in range(4)])
-            memory = stream.bytes.device
-            held.append((stream.counts["clusters"], memory["index"], memory["local"]))
-    assert held[1][0] <= 1.5 * held[0][0]
-    assert held[1][1] <= GROWTH * held[1][0] / held[0][0] * held[0][1]
-    assert held[0][2] == held[1][2]
+            held.append((stream.counts["clusters"], stream.bytes.device["index"], stream.bytes.device["local"]))
+    (few, short, near), (many, long, same) = held
+    assert long * few == short * many and near == same
+
+
+def test_a_setting_that_was_removed_says_what_makes_its_choice() -> None:
+    with pytest.raises(StreamError, match="'retrieval' was removed: the method 'mosaic-paper' chooses"):
+        engine(NAME).stream(retrieval="clusters")
+
+
+def test_a_method_is_a_name_or_a_class() -> None:
+    for wrong in ("rekv", dict, 5):
+        with pytest.raises(StreamError, match="choose one of mosaic, mosaic-paper"):
+            engine(NAME).stream(wrong)  # type: ignore[arg-type]
+    with engine(NAME).stream(FrameMemory, template=False) as stream:
+        assert stream.method == "mosaic"
 
 
 @pytest.mark.parametrize("system", [None, "You answer in one word."])

@@ -19,7 +19,7 @@ Clip = Callable[..., bytes]
 
 
 def opened(**changes: Any) -> Stream:
-    return engine("qwen2_5_vl").stream("mosaic", template=False, **{"window": 2, "block": 2, "first": 4, **changes})
+    return engine("qwen2_5_vl").stream("mosaic", template=False, **{"window": 2, "block": 2, **changes})
 
 
 def test_a_video_and_one_after_it(clip: Clip, tmp_path: Path) -> None:

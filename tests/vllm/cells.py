@@ -15,7 +15,7 @@ RUNNERS, SCHEDULINGS, CHUNKS = ("v1", "v2"), ("sync", "async"), ("none", "64", "
 CHOICES = {RUNNER: RUNNERS, SCHEDULING: SCHEDULINGS, CHUNK: CHUNKS}
 """What the environment may say, by its names; the first of each is the default."""
 STARTUP = Path(__file__).parent / "startup"
-NEED_VLLM = ("test_served*.py", "test_http*.py", "test_packed_rows.py", "test_kernel_runs.py", "test_spared_rows.py")
+NEED_VLLM = ("test_served*.py", "test_http*.py", "test_packed_rows.py", "test_attention.py")
 """Files whose tests run inside vLLM; `make test` runs the others."""
 PATIENT_SECONDS = 60.0
 """How long plans and staged rows are waited for in these tests."""

@@ -13,7 +13,6 @@ import pytest
 
 from emblema import Engine
 from emblema.vllm import planner
-from emblema.vllm.planner import RequestPlanner
 from tests.vllm.cells import CHOICES, NEED_VLLM, PATIENT_SECONDS, Cell, enter
 
 SERVED_BY_VLLM = importlib.util.find_spec("vllm") is not None
@@ -58,22 +57,6 @@ def patient() -> Iterator[None]:
         patch.setattr(planner, "PLANNING_SECONDS", PATIENT_SECONDS)
         patch.setattr(planner, "STAGING_SECONDS", PATIENT_SECONDS)
         yield
-
-
-@pytest.fixture
-def planners_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Close every planner of a test: each has a thread."""
-    made: list[RequestPlanner] = []
-    start = RequestPlanner.__init__
-
-    def noted(own: RequestPlanner, *given: object, **named: object) -> None:
-        start(own, *given, **named)  # type: ignore[arg-type]
-        made.append(own)
-
-    monkeypatch.setattr(RequestPlanner, "__init__", noted)
-    yield
-    for each in made:
-        each.close()
 
 
 class Bench:
@@ -127,5 +110,5 @@ def subject(subjects: Callable[[str], Any]) -> Any:
 @pytest.fixture(scope="module")
 def engine(subject: Any) -> Iterator[Engine]:
     """The same model outside vLLM."""
-    with Engine.load(subject.folder) as engine:
+    with Engine.load(subject.folder, anchor=None) as engine:
         yield engine

@@ -128,7 +128,7 @@ class StepFuzz:
             self._rest()
 
     def _rest(self) -> None:
-        """Let pictures be captured in a quiet moment, which may end too early for that."""
+        """Let pictures be captured in idle time, which may end too early for that."""
         self._finish()
         for _ in range(self._drawn.choice((3, 30))):
             self._step()

@@ -1,7 +1,7 @@
 """Run the tests of the plugin in several ways of running vLLM: `python -m tests.vllm.matrix [--whole] [--at-once 2]`.
 
-Without `--whole` the first way runs the tests that need vLLM but slow and nightly ones, and a second way, which differs
-in runner, scheduling and chunk, runs those that are marked `cells`.
+Without `--whole` a test runs once: those that are marked `cells` in a way that differs from the default in runner,
+scheduling and chunk, the others that need vLLM, slow and nightly ones aside, in the default way.
 """
 
 import argparse
@@ -11,28 +11,21 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from pathlib import Path
 
 from tests.attached import attached
-from tests.vllm.cells import CHUNKS, NEED_VLLM, RUNNERS, SCHEDULINGS, Cell
+from tests.vllm.cells import NEED_VLLM, Cell
 
 ROOT = Path(__file__).parents[2]
-BESIDE = ("tests/serve/test_clients.py",)
-"""Tests beside this folder that start a server of the plugin: slow ones too; in the first way alone."""
-TIMING = "tests/serve/test_timing.py"
-"""The same, an hour of comparisons: with `--whole` alone."""
+BESIDE = ("tests/serve/test_clients.py", "tests/serve/test_timing.py")
+"""Tests beside this folder that start a server of the plugin, an hour of comparisons among them: with `--whole` alone,
+in the first way. A commit runs the clients against `emblema serve`.
+"""
 SECOND = Cell("v2", "async", 64)
 """With `Cell()` both runners, both schedulings, and prompts in one step or in chunks."""
+EVERY = (Cell(), SECOND, Cell("v1", "async", 96), Cell("v2", "sync"))
+"""Each runner with each scheduling."""
 ENDINGS = {0: "passed", 5: "had no tests"}
-
-
-def every() -> list[Cell]:
-    """Return all ways of running vLLM."""
-    return [
-        Cell(runner, scheduling, None if chunk == "none" else int(chunk))
-        for runner, scheduling, chunk in product(RUNNERS, SCHEDULINGS, CHUNKS)
-    ]
 
 
 def halves() -> tuple[list[str], list[str]]:
@@ -69,14 +62,14 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--whole", action="store_true", help="all tests in all ways")
     parser.add_argument("--at-once", type=int, default=2, help="processes, of one thread each")
-    parser.add_argument("--marked", default="cells", help="expression that chooses the tests of the other ways")
+    parser.add_argument("--marked", default="cells", help="expression that chooses the tests of the second way")
     options, more = parser.parse_known_args(given)
-    beside = (Cell(), [*BESIDE, *more])
     if options.whole:
-        runs = [(Cell(), [TIMING, *more]), beside, *((cell, ["tests/vllm", *more]) for cell in every())]
+        runs = [(Cell(), [path, *more]) for path in BESIDE] + [(cell, ["tests/vllm", *more]) for cell in EVERY]
     else:
         second = (SECOND, ["tests/vllm", "-m", f"({options.marked}) and not nightly", *more])
-        runs = [*((Cell(), [*part, "-m", "not slow and not nightly", *more]) for part in halves()), second, beside]
+        first = f"not slow and not nightly and not ({options.marked})"
+        runs = [second, *((Cell(), [*part, "-m", first, *more]) for part in halves())]
     found = failed(runs, options.at_once)
     print("== all passed" if not found else f"== failed: {', '.join(map(str, found))}")
     return bool(found)

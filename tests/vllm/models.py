@@ -59,6 +59,14 @@ class Subject:
         generator = torch.Generator().manual_seed(seed)
         return (torch.randint(len(self.words), (count,), generator=generator) + self.words.start).tolist()
 
+    @property
+    def opening(self) -> list[int]:
+        """What the chat template begins a prompt with, which pictures are captured after."""
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(self.folder)
+        return list(tokenizer("<|im_start|>user\n", add_special_tokens=False).input_ids)
+
     def prompt(self, pictures: int, seed: int = 0, lead: int = 9, between: int = 6) -> "Given":
         """Text, then each picture with text after it."""
         texts = [self.text(lead, seed)] + [
@@ -66,6 +74,11 @@ class Subject:
         ]
         images = [picture(*SIZES[index % len(SIZES)], seed=100 * seed + index) for index in range(pictures)]
         return Given(self, texts, images)
+
+    def opened(self, pictures: int, seed: int = 0) -> "Given":
+        """A prompt whose first picture comes right after the opening."""
+        given = self.prompt(pictures, seed)
+        return Given(self, [self.opening, *given.texts[1:]], given.pictures)
 
 
 @dataclass(frozen=True)

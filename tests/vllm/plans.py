@@ -6,7 +6,7 @@ from emblema.link.plan import LinkPlan, RowRange, RowSource
 from emblema.link.prompt import Prompt, Rows
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
-from emblema.plugin.request_plan import compute_chunks
+from emblema.served.request_plan import compute_chunks
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Read:
         plan = parse(self.name).plan(prompt, knowledge)
         again = None if plan.recomputation is None else plan.recomputation.after(self.rows)
         assert again is not None
-        plan = replace(plan, recomputation=replace(again, least_margin=0.0))
+        plan = replace(plan, recomputation=again, least_margin=0.0)
         if not self.rows:
             return plan
         kept = [part.after(self.rows) for part in plan.ranges if part.stop > self.rows]

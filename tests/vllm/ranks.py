@@ -8,8 +8,8 @@ from typing import Any
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from emblema.errors import EmblemaError
-from emblema.plugin.shards import shard_id
-from emblema.plugin.staging import StagedRows
+from emblema.served.shards import shard_id
+from emblema.served.staging import StagedRows
 from emblema.vllm.packed_rows import PackedForward
 from tests.vllm.zeroed_rows import zeroing
 
@@ -23,8 +23,8 @@ def _kv_worker() -> Any:
 def drain(worker: Any) -> None:
     """Wait until all that a rank has read out of pages is stored, and on disk."""
     if _kv_worker() is not None:
-        _kv_worker().drain()
-        _kv_worker().store.flush()
+        _kv_worker().keeper.drain()
+        _kv_worker().store.whole.flush()
 
 
 def lose(worker: Any, chunks: list[str], rank: int) -> int:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 
 from emblema.kv.layout import LayerLayout, LayerRows
-from emblema.plugin.model_spec import ModelSpec
-from emblema.plugin.request_plan import ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
+from emblema.served.model_spec import ModelSpec
+from emblema.served.request_plan import ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
 from emblema.store import Store
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.planner import RequestPlanner

@@ -81,11 +81,11 @@ class Served:
 
     @property
     def captures(self) -> Any:
-        return self.scheduler.connector.quiet_work.captures
+        return self.scheduler.connector.idle_work.captures
 
     @property
     def canary(self) -> Any:
-        return self.scheduler.connector.quiet_work.canary
+        return self.scheduler.connector.idle_work.canary
 
     @property
     def kv_worker(self) -> Any:

@@ -64,7 +64,7 @@ class Batches(RuleBasedStateMachine):
         assert 0 <= self.places.free <= MOST - len(self.running)
 
 
-Batches.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Batches.TestCase.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
 TestBatches = Batches.TestCase
 
 

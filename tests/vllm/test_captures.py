@@ -6,11 +6,11 @@ from collections.abc import Iterable
 import pytest
 
 from emblema.link.plan import LinkPlan
-from emblema.plugin.quiet import CAPTURE_SHARE, CAPTURES_AT_ONCE, DENSE_SECONDS, PRESSED_SECONDS, QuietMoments
-from emblema.plugin.request_plan import ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
+from emblema.served import captures as captures_module
+from emblema.served.captures import REMEMBERED_CAPTURES, WAITING_CAPTURES, CaptureQueue
+from emblema.served.request_plan import ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
 from emblema.store.identity import request_salt
-from emblema.vllm import captures as captures_module
-from emblema.vllm.captures import REMEMBERED_CAPTURES, WAITING_CAPTURES, CaptureQueue
+from emblema.vllm.captures import PageCaptures
 from tests.link.pieces import LAYERS
 from tests.vllm.page_pool import PagePool
 from tests.vllm.requests import SPEC, TOKENS, request
@@ -25,10 +25,11 @@ def pool() -> PagePool:
 
 
 @pytest.fixture
-def queue(pool: PagePool) -> CaptureQueue:
-    queue = CaptureQueue(2, PAGE, lambda wanted: f"feature of {wanted.item.identifier}")
-    queue.bind_pool(pool)
-    return queue
+def captures(pool: PagePool) -> PageCaptures:
+    queue = CaptureQueue(lambda request, item, capture: f"feature of {item.identifier}")
+    captures = PageCaptures(queue, 2, PAGE)
+    captures.bind_pool(pool)
+    return captures
 
 
 def plan(shown: ServedRequest, stored: str = "") -> RequestPlan:
@@ -43,117 +44,112 @@ def shown_of(names: Iterable[str], salt: str | None = None) -> ServedRequest:
     return request(*names, salt=salt)
 
 
-def drain(queue: CaptureQueue) -> list[str]:
+def drain(captures: PageCaptures) -> list[str]:
     """Have everything captured, and return the names in their order."""
     names = []
-    while begun := queue.begin(idle=True):
+    while begun := captures.begin(idle=True):
         names += [capture.feature.removeprefix("feature of ") for capture in begun]
-        queue.finish({capture.chunk.id: 2 for capture in begun})
+        captures.finish({capture.chunk.id: 2 for capture in begun})
     return names
 
 
 def test_missing_pictures_are_captured_once_and_known_ones_never(
-    queue: CaptureQueue, pool: PagePool, monkeypatch: pytest.MonkeyPatch
+    captures: PageCaptures, pool: PagePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue.request(plan(shown_of("abcb"), stored="a"))
-    queue.request(plan(shown_of("cd")))
-    begun = queue.begin(idle=True)
+    captures.queue.request(plan(shown_of("abcb"), stored="a"))
+    captures.queue.request(plan(shown_of("cd")))
+    begun = captures.begin(idle=True)
     assert [capture.identifier for capture in begun] == [f"emblema-shown {name}" for name in "bcd"]
-    assert queue.running and not queue.waiting and queue.begin(idle=True) == ()
+    assert captures.running and not captures.waiting and captures.begin(idle=True) == ()
     pages = [block for capture in begun for block in capture.blocks]
     assert len(pages) == len(set(pages)) == 3 * PAGES == 100 - len(pool.free)
     # Both workers have to be done with the pages.
-    queue.finish({begun[0].chunk.id: 1})
+    captures.finish({begun[0].chunk.id: 1})
     assert len(pool.free) == 100 - 3 * PAGES
-    queue.finish({begun[0].chunk.id: 1, begun[1].chunk.id: 2})
-    assert len(pool.free) == 100 - PAGES and queue.running
-    queue.finish({begun[2].chunk.id: 2})
-    assert sorted(pool.free) == list(range(100)) and not queue.running
-    queue.request(plan(shown_of("b")))
-    assert drain(queue) == [], "it may not be stored yet"
+    captures.finish({begun[0].chunk.id: 1, begun[1].chunk.id: 2})
+    assert len(pool.free) == 100 - PAGES and captures.running
+    captures.finish({begun[2].chunk.id: 2})
+    assert sorted(pool.free) == list(range(100)) and not captures.running
+    captures.queue.request(plan(shown_of("b")))
+    assert drain(captures) == [], "it may not be stored yet"
     monkeypatch.setattr(captures_module, "RECAPTURE_SECONDS", 0.0)
-    queue.request(plan(shown_of("b")))
-    assert drain(queue) == ["b"]
+    captures.queue.request(plan(shown_of("b")))
+    assert drain(captures) == ["b"]
 
 
-def test_what_requests_wait_for_comes_first_and_awaits_no_quiet_moment(queue: CaptureQueue) -> None:
-    queue.request(plan(shown_of("abc")))
-    queue.quiet.pressed, queue.quiet._from = True, math.inf
-    assert not queue.begin(idle=False) and not queue.urgent
-    queue.request(plan(shown_of("cd")), urgent=True)
-    begun = queue.begin(idle=False)
+def test_what_requests_wait_for_comes_first_and_awaits_no_quiet_moment(captures: PageCaptures) -> None:
+    captures.queue.request(plan(shown_of("abc")))
+    captures.queue.idle_time.pressed, captures.queue.idle_time._from = True, math.inf
+    assert not captures.begin(idle=False) and not captures.urgent
+    captures.queue.request(plan(shown_of("cd")), urgent=True)
+    begun = captures.begin(idle=False)
     assert [capture.identifier for capture in begun] == ["emblema-shown c", "emblema-shown d"], "c was waiting already"
-    assert queue.urgent and queue.waiting and queue.running_rows == 2 * PAGES * PAGE
-    queue.finish({capture.chunk.id: 2 for capture in begun})
-    assert not queue.urgent and not queue.begin(idle=False)
-    queue.quiet.pressed = False
-    assert drain(queue) == ["a", "b"]
+    assert captures.urgent and captures.waiting and captures.running_rows == 2 * PAGES * PAGE
+    captures.finish({capture.chunk.id: 2 for capture in begun})
+    assert not captures.urgent and not captures.begin(idle=False)
+    captures.queue.idle_time.pressed = False
+    assert drain(captures) == ["a", "b"]
 
 
-def test_a_picture_that_found_no_room_is_requested_again(queue: CaptureQueue) -> None:
+def test_a_picture_that_found_no_room_is_requested_again(captures: PageCaptures) -> None:
     names = [f"p{number}" for number in range(WAITING_CAPTURES + 1)]
     small = [ServedRequest([1, 2, 9, 3], (MediaItem(0, "image", name, 2, 1, digest=name),)) for name in names]
     for shown in (*small, small[0]):
-        queue.request(plan(shown))
-    assert "p0" in drain(queue)
+        captures.queue.request(plan(shown))
+    assert "p0" in drain(captures)
 
 
-def test_captures_are_of_the_tenant(queue: CaptureQueue) -> None:
+def test_what_is_deleted_waits_no_longer(captures: PageCaptures) -> None:
+    captures.queue.request(plan(shown_of("ab")))
+    captures.queue.drop(plan(shown_of("a")))
+    assert drain(captures) == ["b"]
+    captures.queue.request(plan(shown_of("a")))
+    assert drain(captures) == ["a"], "it may be shown again"
+
+
+def test_captures_are_of_the_tenant(captures: PageCaptures) -> None:
     for salt in ("alice", "bob"):
-        queue.request(plan(shown_of("a", salt)))
-    begun = queue.begin(idle=True)
+        captures.queue.request(plan(shown_of("a", salt)))
+    begun = captures.begin(idle=True)
     assert [capture.salt for capture in begun] == [request_salt("alice"), request_salt("bob")]
     assert len({capture.chunk.id for capture in begun}) == 2
 
 
-def test_nothing_begins_without_pages(queue: CaptureQueue, pool: PagePool) -> None:
+def test_nothing_begins_without_pages(captures: PageCaptures, pool: PagePool) -> None:
     del pool.free[PAGES + 1 :]
-    queue.request(plan(shown_of("ab")))
-    (first,) = queue.begin(idle=True)
-    assert len(first.blocks) == PAGES and queue.waiting
-    queue.finish({first.chunk.id: 2})
-    assert drain(queue) == ["b"]
+    captures.queue.request(plan(shown_of("ab")))
+    (first,) = captures.begin(idle=True)
+    assert len(first.blocks) == PAGES and captures.waiting
+    captures.finish({first.chunk.id: 2})
+    assert drain(captures) == ["b"]
     pool.free = pool.free[1:PAGES]
-    queue.request(plan(shown_of("c")))
-    assert not queue.begin(idle=True) and queue.waiting and not queue.running
+    captures.queue.request(plan(shown_of("c")))
+    assert not captures.begin(idle=True) and captures.waiting and not captures.running
 
 
-def test_waiting_and_remembered_captures_are_bounded(queue: CaptureQueue) -> None:
+def test_captures_have_room_for_the_anchor(pool: PagePool) -> None:
+    """Its rows have pages too; what is then longer than a prompt may be is left alone."""
+    anchor = tuple(range(40))
+    long, captures = (
+        PageCaptures(CaptureQueue(lambda request, item, capture: None, anchor, TOKENS + 40 + more), 1, PAGE)
+        for more in (0, 1)
+    )
+    for each in (long, captures):
+        each.bind_pool(pool)
+        each.queue.request(plan(shown_of("a")))
+    assert not long.waiting
+    (begun,) = captures.begin(idle=True)
+    assert begun.anchor == anchor and begun.tokens == TOKENS + 40 and len(begun.blocks) == -(-begun.tokens // PAGE)
+    assert begun.token_ids == [*anchor, *begun.chunk.encoded.token_ids.tolist()]
+
+
+def test_waiting_and_remembered_captures_are_bounded(captures: PageCaptures) -> None:
     shown = [f"picture {number}" for number in range(REMEMBERED_CAPTURES + 2)]
     small = [ServedRequest([1, 2, 9, 3], (MediaItem(0, "image", name, 2, 1, digest=name),)) for name in shown]
     for each in small:
-        queue.request(plan(each))
-    assert drain(queue) == shown[-WAITING_CAPTURES:] and WAITING_CAPTURES == 64
+        captures.queue.request(plan(each))
+    assert drain(captures) == shown[-WAITING_CAPTURES:] and WAITING_CAPTURES == 64
     # The first two are forgotten and may be requested again; the last is remembered.
     for number in (0, 1, -1):
-        queue.request(plan(small[number]))
-    assert drain(queue) == shown[:2]
-
-
-def test_a_server_without_requests_is_quiet() -> None:
-    quiet = QuietMoments()
-    assert quiet.captures(5.0, idle=True) == CAPTURES_AT_ONCE
-    quiet.begin(5.0)
-    quiet.end(6.0)
-    assert quiet.captures(6.0, idle=True) == CAPTURES_AT_ONCE, "nobody waited"
-    rest = 1 / CAPTURE_SHARE - 1
-    assert [quiet.captures(6.0 + seconds, idle=False) for seconds in (0.0, rest - 0.1, rest + 0.1)] == [0, 0, 1]
-
-
-def test_a_burst_is_left_alone() -> None:
-    quiet = QuietMoments()
-    for number in range(4):
-        quiet.arrive(0.1 * number)
-    quiet.look(0.4)
-    assert quiet.pressed and quiet.captures(0.4, idle=True) == quiet.captures(0.4, idle=False) == 0
-    # Where it lasts, something is captured beside it all the same.
-    for number in range(4, 30):
-        quiet.arrive(0.1 * number)
-        quiet.look(0.1 * number)
-    assert quiet.pressed and quiet.captures(0.4 + PRESSED_SECONDS + 0.1, idle=False) == 1
-    quiet.look(2.9 + DENSE_SECONDS)
-    assert not quiet.pressed and quiet.captures(2.9 + DENSE_SECONDS, idle=True) == CAPTURES_AT_ONCE
-    for number in range(3):
-        quiet.arrive(10 + number)
-        quiet.look(10.0 + number)
-        assert not quiet.pressed, "one after another"
+        captures.queue.request(plan(small[number]))
+    assert drain(captures) == shown[:2]

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from emblema.kv.host_copies import HostCopier
+from emblema.kv.device_copies import HostCopier
 from emblema.kv.layout import LayerRows
 from emblema.link.plan import LinkPlan
-from emblema.plugin import patch_forming
-from emblema.plugin.request_plan import ChunkStubs, build_prompt
-from emblema.plugin.shards import ShardStore
-from emblema.plugin.staging import StagingOrder
+from emblema.served import keeping
+from emblema.served.captures import ChunkCapture
+from emblema.served.request_plan import ChunkStubs, build_prompt
+from emblema.served.shards import ShardStore
+from emblema.served.staging import StagingOrder
 from emblema.store import Store
 from emblema.store.store import TenantStore
 from emblema.vllm import kv_worker
 from emblema.vllm.kv_worker import KVWorker
-from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, RowLoad, StepMetadata
-from emblema.vllm.waiting_rows import WaitingRows
+from emblema.vllm.step_metadata import PatchCapture, RowLoad, StepMetadata
 from tests.kv.devices import Device
 from tests.link.pieces import LAYOUTS
 from tests.vllm.requests import SPEC, TOKENS, planned, planner_of, put, request, with_encoding
@@ -77,13 +77,13 @@ def worker(pages: FakePages) -> Iterator[KVWorker]:
 
 def capture(name: str) -> ChunkCapture:
     ((_, chunk),) = build_prompt(request(name), ChunkStubs(SPEC)).chunk_segments
-    return ChunkCapture(b"", chunk, name, (0,))
+    return ChunkCapture(b"", chunk, name, blocks=(0,))
 
 
 def patches(*names: str) -> PatchCapture:
     planned = request(*names)
     prompt = build_prompt(planned, ChunkStubs(SPEC))
-    from emblema.store.keys import ArtifactKey
+    from emblema.kv.keys import ArtifactKey
 
     needs = tuple(
         (ArtifactKey(SPEC.fingerprint, chunk.id, prompt.antecedents(segment)), 4, tuple(range(len(LAYOUTS))))
@@ -119,19 +119,19 @@ def test_a_busy_store_does_not_make_rows_pile_up(
     """200 prompts while a chunk cannot be stored: what waits stays within the bound, what is dropped is counted."""
     busy = BusyStore(monkeypatch)
     most = 8 * 2 * TOKENS * ROW
-    worker.waiting = WaitingRows(most)
+    worker.keeper.most = most
     try:
         worker.save(StepMetadata(), (capture("a"),))
         dropped = 0
         for number in range(200):
             worker.save(StepMetadata(patches=(patches("a", f"b{number}"),)))
-            assert worker.waiting.held <= most
-        dropped = worker.take_dropped()
-        assert dropped >= 190 and worker.take_dropped() == 0
+            assert worker.keeper.held <= most
+        dropped = worker.keeper.take_dropped()
+        assert dropped >= 190 and worker.keeper.take_dropped() == 0
         assert pages.bytes <= 12 * 2 * TOKENS * ROW, "rows that are dropped are not read either"
     finally:
         busy.free.set()
-    worker.drain()
+    worker.keeper.drain()
     assert len(worker.store.whole.tenant()) == 1, "what was in the queue is stored"
 
 
@@ -139,30 +139,30 @@ def test_chunks_that_find_no_room_are_dropped_too_and_one_that_is_larger_waits_a
     worker: KVWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy = BusyStore(monkeypatch)
-    worker.waiting = WaitingRows(TOKENS * ROW // 2)
+    worker.keeper.most = TOKENS * ROW // 2
     try:
         worker.save(StepMetadata(), tuple(capture(name) for name in "abc"))
-        assert worker.take_dropped() == 2 and worker.waiting.held == TOKENS * ROW
+        assert worker.keeper.take_dropped() == 2 and worker.keeper.held == TOKENS * ROW
     finally:
         busy.free.set()
-    worker.drain()
-    assert worker.waiting.held == 0 and len(worker.store.whole.tenant()) == 1
+    worker.keeper.drain()
+    assert worker.keeper.held == 0 and len(worker.store.whole.tenant()) == 1
     worker.save(StepMetadata(), (capture("d"),))
-    worker.drain()
-    assert len(worker.store.whole.tenant()) == 2 and worker.take_dropped() == 0
+    worker.keeper.drain()
+    assert len(worker.store.whole.tenant()) == 2 and worker.keeper.take_dropped() == 0
 
 
 def test_prompts_whose_chunks_never_come_make_room(worker: KVWorker) -> None:
-    worker.waiting = WaitingRows(3 * 2 * TOKENS * ROW)
+    worker.keeper.most = 3 * 2 * TOKENS * ROW
     for number in range(10):
         worker.save(StepMetadata(patches=(patches("never", str(number)),)))
-        worker.drain()
-    assert worker.take_dropped() == 7 and worker.waiting.held == 3 * 2 * TOKENS * ROW
+        worker.keeper.drain()
+    assert worker.keeper.take_dropped() == 7 and worker.keeper.held == 3 * 2 * TOKENS * ROW
     put(worker.store.whole, request("x", "y"))
     worker.save(StepMetadata(patches=(patches("x", "y"),)))
-    worker.drain()
+    worker.keeper.drain()
     key = patches("x", "y").needs[1][0]
-    assert worker.store.tenant().find_artifact(key) is not None, "older prompts went first"
+    assert worker.store.tenant().find_patch(key) is not None, "older prompts went first"
 
 
 def test_what_fails_leaves_its_room(worker: KVWorker, pages: FakePages, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,8 +174,8 @@ def test_what_fails_leaves_its_room(worker: KVWorker, pages: FakePages, monkeypa
     monkeypatch.undo()
     monkeypatch.setattr(TenantStore, "put", fail)
     worker.save(StepMetadata(), (capture("a"),))
-    worker.drain()
-    assert worker.waiting.held == 0
+    worker.keeper.drain()
+    assert worker.keeper.held == 0
 
 
 def test_forming_yields_to_steps(worker: KVWorker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_forming_yields_to_steps(worker: KVWorker, monkeypatch: pytest.MonkeyPat
     names = "abcdefgh"
     put(worker.store.whole, request(*names))
     formed: list[float] = []
-    form = patch_forming.form_patch
+    form = keeping.form_patch
 
     def slow(*args: Any) -> Any:
         formed.append(time.monotonic())
@@ -192,7 +192,7 @@ def test_forming_yields_to_steps(worker: KVWorker, monkeypatch: pytest.MonkeyPat
             pass
         return form(*args)
 
-    monkeypatch.setattr(patch_forming, "form_patch", slow)
+    monkeypatch.setattr(keeping, "form_patch", slow)
     worker.begin_step(StepMetadata())
     worker.save(StepMetadata(patches=(patches(*names),)))
     until = time.monotonic() + 0.6
@@ -201,7 +201,7 @@ def test_forming_yields_to_steps(worker: KVWorker, monkeypatch: pytest.MonkeyPat
         time.sleep(0.005)
     busy = len(formed)
     assert 1 <= busy <= 3, "5 % of 0.6 s are 0.03 s"
-    worker.drain()
+    worker.keeper.drain()
     assert len(formed) == len(names)
 
 
@@ -217,15 +217,15 @@ def test_a_burst_is_left_alone(worker: KVWorker, monkeypatch: pytest.MonkeyPatch
         worker.begin_step(StepMetadata(pressed=True))
         worker.save(StepMetadata(patches=(replace(patches("c", "d"), alone=False),), pressed=True))
         time.sleep(0.005)
-    assert worker.take_dropped() >= 5 and worker.waiting.held == 2 * TOKENS * ROW
-    assert worker.store.tenant().find_artifact(key) is None
+    assert worker.keeper.take_dropped() >= 5 and worker.keeper.held == 2 * TOKENS * ROW
+    assert worker.store.tenant().find_patch(key) is None
     monkeypatch.setattr(kv_worker, "BURST_SECONDS", 0.05)
     until = time.monotonic() + 30
-    while worker.store.tenant().find_artifact(key) is None and time.monotonic() < until:
+    while worker.store.tenant().find_patch(key) is None and time.monotonic() < until:
         worker.begin_step(StepMetadata(computes=False))
         time.sleep(0.005)
-    worker.drain()
-    assert worker.store.tenant().find_artifact(key) is not None
+    worker.keeper.drain()
+    assert worker.store.tenant().find_patch(key) is not None
 
 
 class DevicePages(FakePages):
@@ -263,7 +263,7 @@ def test_rows_of_a_device_are_kept_as_the_models_stream_makes_them() -> None:
         worker.save(StepMetadata(patches=(patches("a", "b"),)))
         for part in (output, *pages.given):
             device.reuse(part)
-        worker.drain()
+        worker.keeper.drain()
         for name in "ab":
             kept = store.tenant().find(capture(name).chunk.id)
             assert kept is not None and float(kept.encoded.embeds[kept.encoded.visual].min()) == 7.0
@@ -294,5 +294,5 @@ def test_a_worker_whose_weights_changed_takes_and_keeps_nothing(worker: KVWorker
     worker.save(StepMetadata(patches=(patches("a", "b"),)), [capture("a")])
     report = worker.take_report()
     assert (report.unstaged, report.captured, report.failed, report.staged) == ({2}, {chunk.id: 1}, {"1"}, {})
-    worker.drain()
+    worker.keeper.drain()
     assert pages.bytes == 0 and not worker.store.whole.tenant().ids()

@@ -11,8 +11,9 @@ import torch
 
 from emblema.kv.patch import form_patch
 from emblema.link.plan import RowSource
+from emblema.link.policy.decide import COSTS_MORE
 from emblema.link.prompt import ChunkPart
-from emblema.plugin.request_plan import COSTS_MORE, ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
+from emblema.served.request_plan import ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
 from emblema.store import Store
 from emblema.store.identity import request_salt
 from emblema.vllm import plan_maker as plan_maker_module
@@ -483,10 +484,9 @@ def test_a_line_is_logged_once_and_lines_are_bounded(
     assert [record.getMessage().rpartition(" ")[2] for record in caplog.records] == ["one", "two"]
 
 
-def test_the_names_that_were_shown_last_are_remembered(
-    planner: RequestPlanner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_names_that_were_shown_last_are_remembered(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_maker_module, "REMEMBERED_NAMES", 2)
+    planner = planner_of(store, "blind")
     for number, name in enumerate("abac"):
         assert unplanned(planner, str(number), request(name)) is not None
 

@@ -11,16 +11,14 @@ import pytest
 import torch
 
 from emblema.kv.patch import form_patch
-from emblema.link.policy.frequency import FrequencySketch
-from emblema.link.policy.policy import Lane, Policy
-from emblema.plugin.request_plan import ChunkStubs, RequestPlan, build_prompt, plan_request
-from emblema.plugin.stored import StoreMemory
+from emblema.link.lanes import Lane
+from emblema.link.policy.policy import Policy
+from emblema.served.request_plan import MOST_MET, ChunkStubs, RequestPlanning, build_prompt
 from emblema.store import Store
-from emblema.store.disk.indexed_folder import IndexedFolder
+from emblema.store.catalogue import Catalogue
 from emblema.store.identity import SHARED_SALT, owner_digest, request_salt
 from emblema.store.record import SHARED
 from emblema.store.store import TenantStore
-from emblema.vllm.plan_maker import MOST_SKETCHES
 from tests.link.pieces import LAYOUTS
 from tests.vllm.requests import SPEC, TOKENS, planned, planner_of, put, request, unplanned, with_encoding, zeros
 
@@ -36,18 +34,15 @@ def store() -> Iterator[Store]:
 def test_auto_never_plans_a_second_pass(store: Store) -> None:
     put(store, request("a", "b", "c"))
     for names in ("abc", "cab", "ba", "abc"):
-        plan = plan_request(
-            request(*names), ChunkStubs(SPEC), store.tenant(), StoreMemory(store), "auto", print, FrequencySketch()
-        )
+        plan = RequestPlanning(SPEC, store, "auto", print).plan(request(*names))
         assert plan.plan.recomputation is None and plan.remark is None
-        assert plan.plan.decisions == () and plan.cached.spans == () and plan.lacking
+        assert plan.cached.spans == () and plan.lacking
 
 
 def test_a_second_pass_that_is_asked_for_is_computed_plainly_and_said(store: Store) -> None:
     put(store, request("a", "b"))
     lines: list[str] = []
-    stubs, memory, met = ChunkStubs(SPEC), StoreMemory(store), FrequencySketch()
-    plan = plan_request(request("a", "b"), stubs, store.tenant(), memory, "query-12%", lines.append, met)
+    plan = RequestPlanning(SPEC, store, "query-12%", lines.append).plan(request("a", "b"))
     assert plan.cached.spans == () and plan.remark is not None and "a second time" in plan.remark and lines
 
 
@@ -99,9 +94,9 @@ def test_what_one_tenant_met_is_not_anothers_and_tenants_are_bounded(store: Stor
     assert planned(planner, "1", request("a", "b", salt="alice")).needs == ()
     assert planned(planner, "2", request("a", "b", salt="bob")).needs == ()
     assert planned(planner, "3", request("a", "b", salt="alice")).needs
-    for number in range(MOST_SKETCHES):
+    for number in range(MOST_MET):
         planned(planner, f"more {number}", request("a", salt=str(number)))
-    assert planner.maker is not None and len(planner.maker._met) == MOST_SKETCHES
+    assert planner.maker is not None and len(planner.maker._planning._met) == MOST_MET
     assert planned(planner, "4", request("a", "b", salt="bob")).needs == (), "forgotten, as it came first"
 
 
@@ -169,26 +164,6 @@ def test_names_are_checked_of_requests_that_are_not_linked_too(store: Store) -> 
     assert unplanned(planner, "1", false) is None and unplanned(planner, "2", first) is None
 
 
-def test_where_no_patch_is_stored_the_quick_plan_is_the_long_one(store: Store) -> None:
-    """`auto` with blanks around it is the same strategy, and not recognised by the short cut."""
-    put(store, request(*"abcd"))
-    kept: list[RequestPlan] = []
-    for name in ("auto", " auto "):
-        met, stubs = FrequencySketch(), ChunkStubs(SPEC)
-        for names in ("abc", "abc", "xab", "abcx", "dda"):
-            kept.append(
-                plan_request(
-                    request(*names, strategy=name), stubs, store.tenant(), StoreMemory(store), name, print, met
-                )
-            )
-    for quick, whole in zip(kept[:5], kept[5:], strict=True):
-        assert not quick.plan.decisions and whole.plan.decisions
-        assert (quick.needs, quick.lacking) == (whole.needs, whole.lacking)
-        assert [chunk.id for chunk in quick.missing] == [chunk.id for chunk in whole.missing]
-        assert quick.cached.spans == whole.cached.spans == () and quick.remark is whole.remark is None
-    assert kept[1].needs and not kept[0].needs
-
-
 def test_the_scheduler_never_reads_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every question to the store is asked on the planner's thread; of known pieces, whether anything has changed."""
     with Store(tmp_path) as writer:
@@ -196,16 +171,16 @@ def test_the_scheduler_never_reads_the_store(tmp_path: Path, monkeypatch: pytest
         writer.flush()
     store = Store(tmp_path)
     asked: list[str] = []
-    read = IndexedFolder.read
+    read = Catalogue.read
 
-    def noted(folder: IndexedFolder, ask: Any) -> Any:
+    def noted(catalogue: Catalogue, ask: Any) -> Any:
         asked.append(threading.current_thread().name)
-        return read(folder, ask)
+        return read(catalogue, ask)
 
     planner = planner_of(store, "auto")
     for name in ("0", "00"):
         planned(planner, name, request(*"abcdefghij"))
-    monkeypatch.setattr(IndexedFolder, "read", noted)
+    monkeypatch.setattr(Catalogue, "read", noted)
     planned(planner, "1", request(*"jihgfedcba"))
     assert not planner.admit("1", 0)
     (order,) = planner.step_metadata({}, lambda name: (0,), True, True).stagings

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from emblema.errors import EmblemaError
-from emblema.plugin.settings import PluginSettings
+from emblema.served.settings import PluginSettings
 from emblema.vllm.plugin import check_version
 
 
@@ -34,11 +34,12 @@ def test_settings_name_what_is_wrong(given: dict[str, object], words: str) -> No
 
 @pytest.mark.slow
 def test_nothing_imports_vllm_unless_the_plugin_is_used() -> None:
-    names = "kv_worker, pages, planner, plugin, retrieving, service, serving"
-    shared = "model_spec, request_plan, resolving, spans, staging"
+    names = "kv_worker, pages, planner, plugin, service, serving"
+    shared = "model_spec, request_plan, spans, staging"
     code = (
         f"import sys; import emblema, emblema.cli; from emblema.vllm import {names}; "
-        f"from emblema.plugin import {shared}; assert 'vllm' not in sys.modules"
+        f"from emblema.served import {shared}; from emblema.serve.beside import resolving; "
+        "assert 'vllm' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 

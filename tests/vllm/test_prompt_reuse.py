@@ -1,7 +1,7 @@
 """What a prompt's pages are worth to later prompts, by tenant."""
 
 from emblema.link.prompt import Prompt
-from emblema.plugin.request_plan import ChunkStubs, build_prompt
+from emblema.served.request_plan import ChunkStubs, build_prompt
 from emblema.vllm.prompt_reuse import MOST_TENANTS, PromptReuse
 from tests.vllm.requests import SPEC, request
 

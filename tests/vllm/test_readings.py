@@ -2,19 +2,23 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from emblema.link.plan import ChunkOrigin, LinkPlan, Recomputation, RowRange, RowSource
-from emblema.models.attention import QuestionReadings
-from emblema.plugin.request_plan import ChunkStubs, RequestPlan, build_prompt
-from emblema.plugin.spans import CachedSpans
+from emblema.link.prompt import Rows
+from emblema.models.noting import QuestionReadings
+from emblema.served.request_plan import ChunkStubs, RequestPlan, build_prompt
+from emblema.served.spans import CachedSpans
 from emblema.vllm.batch_places import BatchPlaces
-from emblema.vllm.readings import LOST, QuestionReader, computed_rows, reading_of
-from emblema.vllm.step_metadata import QuestionReport, ReadingOutcome, WorkerReport
+from emblema.vllm.readings import LOST, QueryReading, QuestionReader, ReadingPhase, computed_rows, reading_of
+from emblema.vllm.step_metadata import QuestionReport, SidePrompt, WorkerReport
 from tests.vllm.requests import SPEC, request
 
 LAYERS = len(SPEC.layouts)
 CANDIDATES = ((2, 302), (303, 603))
 """Rows of two pictures, after two rows of text and with one between; the question is the last row."""
+PROMPT = SidePrompt([], (), ())
 
 
 def read_plan(budget: int = 4, margin: float = 0.5) -> RequestPlan:
@@ -22,8 +26,8 @@ def read_plan(budget: int = 4, margin: float = 0.5) -> RequestPlan:
     prompt = build_prompt(shown, ChunkStubs(SPEC))
     taken = [RowRange(*rows, RowSource.TAKEN, (0, LAYERS), ChunkOrigin("x")) for rows in CANDIDATES]
     computed = [RowRange(*rows, RowSource.COMPUTED, (0, LAYERS)) for rows in ((0, 2), (302, 303), (603, 604))]
-    again = Recomputation(CANDIDATES, budget, (603, 604), least_margin=margin)
-    plan = LinkPlan("query", prompt.tokens, LAYERS, (*taken, *computed), recomputation=again)
+    again = Recomputation(CANDIDATES, budget, (603, 604))
+    plan = LinkPlan("query", prompt.tokens, LAYERS, (*taken, *computed), recomputation=again, least_margin=margin)
     plan.validate()
     return RequestPlan(shown, prompt, plan, cached=CachedSpans.of(plan))
 
@@ -38,17 +42,17 @@ def seen(*rows: int) -> QuestionReadings:
 def test_a_reading_begins_with_all_that_is_not_there() -> None:
     reader, plan = QuestionReader(1, BatchPlaces(32)), read_plan()
     assert reader.may_begin("1")
-    reader.begin("1", plan, 32, "data", {"own": "name"})
+    reader.begin("1", plan, 32, PROMPT)
     orders, choices = reader.take()
     assert choices == () and reader.take() == ((), ())
     (order,) = orders
     assert (order.taken, order.texts, order.question) == (((32, 302), (303, 603)), ((302, 303),), (603, 604))
-    assert order.least_margin == 0.5 and order.data == "data" and order.pictures == {"own": "name"}
+    assert order.least_margin == 0.5 and order.prompt is PROMPT
 
 
 def test_rows_are_chosen_when_all_workers_have_said_what_they_saw() -> None:
     reader = QuestionReader(2, BatchPlaces(32))
-    reader.begin("1", read_plan(), 0, None, {})
+    reader.begin("1", read_plan(), 0, PROMPT)
     reader.take()
     reader.note(WorkerReport(questions={"1": QuestionReport(1, seen(5, 400))}))
     assert reader.take() == ((), ())
@@ -60,7 +64,7 @@ def test_rows_are_chosen_when_all_workers_have_said_what_they_saw() -> None:
 
 def test_one_worker_that_saw_nothing_ends_a_reading() -> None:
     reader, plan = QuestionReader(2, BatchPlaces(32)), read_plan()
-    reader.begin("1", plan, 0, None, {})
+    reader.begin("1", plan, 0, PROMPT)
     reader.take()
     report = WorkerReport(questions={"1": QuestionReport(1, seen(5))})
     reader.note(report.joined(WorkerReport(questions={"1": QuestionReport(1, None)})))
@@ -73,10 +77,10 @@ def test_one_worker_that_saw_nothing_ends_a_reading() -> None:
 @pytest.mark.parametrize("stands", [True, False])
 def test_what_came_of_it_is_in_the_plan(stands: bool) -> None:
     reader, plan = QuestionReader(1, BatchPlaces(32)), read_plan()
-    reader.begin("1", plan, 0, None, {})
+    reader.begin("1", plan, 0, PROMPT)
     reader.note(WorkerReport(questions={"1": QuestionReport(1, seen(5))}))
     reader.take()
-    reader.note(WorkerReport(outcomes={"1": ReadingOutcome(0.25, 7, 9)}))
+    reader.note(WorkerReport(margins={"1": 0.25}))
     reader.end("1", stands)
     assert plan.margin == 0.25
     assert (plan.linked, plan.reads(0)) == ((596, True) if stands else (0, False))
@@ -87,7 +91,7 @@ def test_places_are_held_while_anything_is_read_and_given_back() -> None:
     places = BatchPlaces(8)
     reader = QuestionReader(1, places)
     assert reader.may_begin("1") and places.free == 3
-    reader.begin("1", read_plan(), 0, None, {})
+    reader.begin("1", read_plan(), 0, PROMPT)
     reader.take()
     assert reader.room(512, 1024) == (512, 7)
     # Requests that take the rest, and wait for pages that the one that is read has, do not hold it up.
@@ -132,7 +136,7 @@ def test_who_waits_for_places_is_let_in_before_those_that_came_later() -> None:
 def test_a_request_that_has_ended_takes_no_place_and_is_not_spoken_of() -> None:
     places = BatchPlaces(8)
     reader, plan = QuestionReader(1, places), read_plan()
-    reader.begin("1", plan, 0, None, {})
+    reader.begin("1", plan, 0, PROMPT)
     reader.take()
     reader.abandon("1")
     reader.note(WorkerReport(questions={"1": QuestionReport(1, seen(5))}))
@@ -145,7 +149,7 @@ def test_requests_wait_where_a_step_has_too_few_rows_for_what_is_read() -> None:
     reader = QuestionReader(1, BatchPlaces(8))
     assert reader.room(0, 2048) == (0, 0) and not reader.starving
     reader.may_begin("1")
-    reader.begin("1", read_plan(), 0, None, {})
+    reader.begin("1", read_plan(), 0, PROMPT)
     reader.room(255, 2048)
     assert reader.starving
     reader.room(256, 2048)
@@ -159,3 +163,71 @@ def test_what_is_left_after_rows_that_are_there() -> None:
     left = reading_of(plan, 320)
     assert left is not None and left.candidates == ((320, 603),)
     assert reading_of(plan, 603) is None and computed_rows(plan, 0, 603) == ((0, 2), (302, 303))
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[list[Rows], list[Rows], Rows]:
+    """Texts, chosen rows between them, and the question."""
+    row, texts, chosen = 0, [], []
+    for _ in range(draw(st.integers(0, 5))):
+        gap, text, picture = draw(st.integers(0, 3)), draw(st.integers(0, 6)), draw(st.integers(1, 12))
+        if text:
+            texts.append((row + gap, row + gap + text))
+        row += gap + text
+        picks = sorted(draw(st.sets(st.integers(row, row + picture - 1), max_size=6)))
+        chosen += [(pick, pick + 1) for pick in picks]
+        row += picture
+    return texts, chosen, (row, row + draw(st.integers(1, 9)))
+
+
+rooms = st.lists(st.integers(0, 7), max_size=8)
+
+
+def carried_out(reading: QueryReading, rooms: list[int]) -> list[Rows]:
+    """The runs of a phase, by steps with some room and then with plenty."""
+    made: list[Rows] = []
+    phase = reading.phase
+    for rows in [*rooms, *[5] * 200]:
+        runs = reading.next_runs(rows)
+        assert sum(stop - start for start, stop in runs) <= rows
+        assert runs == reading.step
+        made += runs
+        reading.finish_step()
+        assert reading.step == ()
+        if reading.phase is not phase:
+            return made
+    raise AssertionError("the phase does not end")
+
+
+def rows_of(spans: list[Rows]) -> list[int]:
+    return [row for start, stop in spans for row in range(start, stop)]
+
+
+@given(layouts(), rooms, rooms)
+def test_both_passes_run_every_row_once_and_in_order(layout, first, second) -> None:
+    texts, chosen, question = layout
+    reading = QueryReading(texts, question)
+    assert rows_of(carried_out(reading, first)) == rows_of([*texts, question])
+    assert reading.phase is ReadingPhase.CHOOSE
+    assert reading.next_runs(100) == ()
+    reading.finish_step()
+    assert reading.phase is ReadingPhase.CHOOSE
+    reading.choose(chosen)
+    assert rows_of(carried_out(reading, second)) == rows_of([*chosen, question])
+    assert reading.phase is ReadingPhase.DONE
+
+
+@given(layouts(), rooms)
+def test_steps_with_rows_of_the_question_are_noted_the_first_time(layout, room) -> None:
+    texts, chosen, question = layout
+    reading = QueryReading(texts, question)
+    for rows in [*room, *[5] * 400]:
+        if reading.phase is ReadingPhase.CHOOSE:
+            reading.choose(chosen)
+        first = reading.phase is ReadingPhase.READ
+        own = rows_of(list(reading.next_runs(rows)))
+        assert reading.is_noted == (first and any(row >= question[0] for row in own))
+        reading.finish_step()
+        if reading.phase is ReadingPhase.DONE:
+            break
+    assert own[-1] == question[1] - 1

@@ -32,6 +32,7 @@ def test_vllm_runs_as_was_asked(served: Any, cell: Cell) -> None:
     assert scheduler.max_num_scheduled_tokens == (cell.chunk or scheduler.vllm_config.model_config.max_model_len)
 
 
+@pytest.mark.nightly
 def test_answers_do_not_depend_on_how_vllm_is_run(
     served: Any, subjects: Any, cell: Cell, tmp_path: Path, record_property: Any
 ) -> None:

@@ -47,6 +47,7 @@ def report(client: OpenAI, requests: MixedRequests, number: int) -> dict[str, An
     return told
 
 
+@pytest.mark.nightly
 def test_each_of_many_gets_what_it_gets_alone(server: ServedEngine) -> None:
     client, count = server.client(), 200
     requests = mixed(client)

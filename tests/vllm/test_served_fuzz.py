@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from emblema import Engine
-from emblema.vllm import captures, planner
+from emblema.served import captures
+from emblema.vllm import planner
 from tests.vllm.cells import Cell
 from tests.vllm.fuzzing import LONGEST, PAGE, SEATS, AloneAnswers, Draw, StepFuzz, prompts
 from tests.vllm.models import TEXT
@@ -24,7 +25,9 @@ STEPS_EACH = 250
 TOLERANCE = 1e-5
 
 
-@pytest.fixture(params=["stock", pytest.param("plugin", marks=pytest.mark.cells)])
+@pytest.fixture(
+    params=[pytest.param("stock", marks=pytest.mark.nightly), pytest.param("plugin", marks=pytest.mark.cells)]
+)
 def stored(request: pytest.FixtureRequest) -> bool:
     return bool(request.param == "plugin")
 
@@ -46,7 +49,7 @@ def test_any_steps_give_each_request_what_it_gets_alone(
         0,
         dict.fromkeys(("requests", "aborts", "losses", "preempted", "linked", "read"), 0),
     )
-    with Engine.load(subject.folder) as engine:
+    with Engine.load(subject.folder, anchor=None) as engine:
         alone = AloneAnswers(engine, given)
         worst = {"plain": 0.0, "linked": 0.0, "read": 0.0}
         while done < steps:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from emblema import Engine
-from emblema.plugin.staging import StagedRows
+from emblema.served.staging import StagedRows
 from tests.vllm.zeroed_rows import zeroing
 
 FAMILIES = ("deepseek-v2", pytest.param("deepseek-v3", marks=pytest.mark.nightly))
@@ -41,7 +41,7 @@ def decoded(served: Any, given: Any, tokens: list[int]) -> Tensor:
 def latents(request: Any, bench: Any, subjects: Any, tmp_path_factory: Any) -> tuple[Any, Any, Engine, float]:
     """A subject, a server that has seen its prompts twice, the engine, and how far stock decoding is from prefill."""
     subject = subjects(request.param)
-    engine = Engine.load(subject.folder, dtype=torch.float32)
+    engine = Engine.load(subject.folder, anchor=None, dtype=torch.float32)
     stock, noise, plain = bench.serve(subject.folder, None, subject.vocabulary), 0.0, {}
     for count in PICTURES:
         given = subject.prompt(count, seed=count)

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from vllm.multimodal.inputs import PlaceholderRange
-from vllm.v1.core.sched.output import NewRequestData
 
 from emblema.errors import EmblemaError
 from emblema.kv.layout import LayerLayout, LayerRows
-from emblema.models.attention import QuestionAttention
-from emblema.vllm import internals
+from emblema.models.noting import QuestionAttention
+from emblema.vllm import attention, internals
 from emblema.vllm.packed_rows import NotedQuestion, PackedForward, PackedRows, packed_prompt
 from emblema.vllm.pages import LayerPages, Pages
+from emblema.vllm.step_metadata import PlacedFeature, SidePrompt
 
 SIZE, LAYERS, HEADS, GROUPS, WIDTH, ROWS, VOCABULARY = 4, 3, 4, 2, 8, 23, 11
 BLOCKS = [5, 2, 7, 1, 4, 3]
@@ -107,7 +106,7 @@ class Bench:
         context = SimpleNamespace(
             attn_metadata={"0": self.metadata, "1": self.metadata}, slot_mapping={"0": slots, "1": slots}
         )
-        self.monkeypatch.setattr(internals, "get_forward_context", lambda: context)
+        self.monkeypatch.setattr(attention, "get_forward_context", lambda: context)
         hidden = self.model(torch.randn(rows, WIDTH), positions=positions)
         return Step(hidden, positions, slots, self.outputs)
 
@@ -246,48 +245,28 @@ def test_layers_that_attend_otherwise_are_refused(bench: Bench, name: str, value
     bench.step(packing, pack)
     assert pack.failed
     bench.layers[1].impl.alibi_slopes = [1.0]
-    assert "weights that fall with distance" in (internals.unlike_attention(bench.layers[1]) or "")
-
-
-def test_nothing_is_watched_any_more_once_closed(bench: Bench) -> None:
-    packing, pack = bench.packing(), bench.pack(7, 9, 22)
-    packing.close()
-    made = bench.step(packing, pack)
-    assert not packing.is_complete(pack) and not made.positions.any()
-    assert all(layer.impl.calls == 1 and "forward" not in vars(layer.impl) for layer in bench.layers)
-
-
-@dataclass(frozen=True)
-class Feature:
-    """A picture of a request, as much of it as packing needs."""
-
-    identifier: str
-    mm_position: PlaceholderRange
+    assert "weights that fall with distance" in (attention.unlike_attention(bench.layers[1]) or "")
 
 
 def test_a_packed_prompt_has_its_rows_tokens_and_what_the_encoder_made_of_them() -> None:
     embedded = torch.tensor([False, True, True, False, True])
     features = [
-        Feature("a", PlaceholderRange(offset=4, length=3)),
-        Feature("b", PlaceholderRange(offset=9, length=2)),
-        Feature("c", PlaceholderRange(offset=12, length=5, is_embed=embedded)),
+        PlacedFeature("a", 4, 3, None, "A", None),
+        PlacedFeature("b", 9, 2, None, "B", None),
+        PlacedFeature("c", 12, 5, embedded, "C", None),
     ]
-    data = NewRequestData(
-        req_id="r", prompt_token_ids=list(range(100, 120)), mm_features=features, sampling_params=None,
-        pooling_params=None, block_ids=([1, 2],), num_computed_tokens=0, lora_request=None,
-    )  # fmt: skip
+    prompt = SidePrompt(list(range(100, 120)), tuple(features), (1, 2))
     made = {
         name: torch.arange(rows)[:, None] + start for name, rows, start in (("a", 3, 0), ("b", 2, 10), ("c", 3, 20))
     }
-    packed = packed_prompt(data, made, "n", 2, torch.tensor([3, 5, 6, 8, 12, 13, 16, 18]))
-    assert packed.data.prompt_token_ids == [100, 101, 103, 105, 106, 108, 112, 113, 116, 118, 0]
-    first, second = packed.data.mm_features
-    assert (first.mm_position.offset, first.mm_position.length) == (3, 2) and first.mm_position.is_embed.all()
-    assert (second.mm_position.offset, second.mm_position.length) == (6, 3)
-    assert second.mm_position.is_embed.tolist() == [False, True, True]
-    assert packed.outputs[first.identifier].flatten().tolist() == [1, 2]
-    assert packed.outputs[second.identifier].flatten().tolist() == [20, 22]
-    assert len(packed.outputs) == 2 and packed.data.block_ids == data.block_ids
+    packed, outputs = packed_prompt(prompt, made, "n", 2, torch.tensor([3, 5, 6, 8, 12, 13, 16, 18]))
+    assert packed.token_ids == [100, 101, 103, 105, 106, 108, 112, 113, 116, 118, 0] and packed.blocks == (1, 2)
+    first, second = packed.features
+    assert (first.start, first.rows) == (3, 2) and first.filled is not None and first.filled.all()
+    assert (second.start, second.rows, second.known_as) == (6, 3, "C")
+    assert second.filled is not None and second.filled.tolist() == [False, True, True]
+    assert outputs[first.name].flatten().tolist() == [1, 2] and outputs[second.name].flatten().tolist() == [20, 22]
+    assert len(outputs) == 2
 
 
 def test_whole_forwards_in_graphs_and_other_servers_without_a_hook_are_refused() -> None:

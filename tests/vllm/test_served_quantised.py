@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from emblema import Engine
-from emblema.plugin.staging import StagedRows
+from emblema.served.staging import StagedRows
 from tests.vllm.zeroed_rows import zeroing
 
 pytestmark = pytest.mark.skipif(
@@ -43,7 +43,7 @@ def errors(answer: Any, wanted: Tensor) -> tuple[float, float]:
 def quantised(request: Any, bench: Any, subjects: Any, tmp_path_factory: Any) -> Iterator[tuple[Any, Any, Engine, Any]]:
     """A subject, a server with pages of 8 bits that has seen its prompts twice, the engine, and stock's errors."""
     subject = subjects(request.param)
-    engine = Engine.load(subject.folder, dtype=torch.float32)
+    engine = Engine.load(subject.folder, anchor=None, dtype=torch.float32)
     prompts = {count: subject.prompt(count, seed=count) for count in PICTURES}
     stock = bench.serve(subject.folder, None, subject.vocabulary, kv_cache_dtype="fp8")
     plain = {count: stock.ask(given.token_ids, given.pictures) for count, given in prompts.items()}
@@ -90,6 +90,7 @@ def test_zeroed_values_change_the_answer(quantised: Any, monkeypatch: pytest.Mon
     assert answer.report["linked_tokens"] > 0 and errors(answer, linked.logits) > tuple(MOST * bar for bar in own[3])
 
 
+@pytest.mark.nightly
 def test_stores_of_other_pages_are_never_mixed(bench: Any, subjects: Any, tmp_path: Path) -> None:
     subject = subjects("qwen2.5-vl")
     given = subject.prompt(2, seed=5)

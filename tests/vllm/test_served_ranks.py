@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from emblema import Engine
-from emblema.models.load import bundled_folder
-from emblema.plugin.shards import shard_ids
+from emblema.models.names import bundled_folder
+from emblema.served import captures
+from emblema.served.shards import shard_ids
 from emblema.session.requests import LinkRequest
 from emblema.store import Store
-from emblema.vllm import captures, readings
+from emblema.vllm import readings
 from emblema.vllm.planner import RequestPlanner
 from tests.vllm import ranks
 from tests.vllm.plans import Read
 from tests.vllm.test_served_exact import TOLERANCE, error, reference
 
+pytestmark = pytest.mark.nightly
 CHUNK = 96
 """Tokens a step, so that a prompt of three pictures takes two."""
 PATIENCE = 60.0
@@ -89,7 +91,7 @@ class Split:
 
 def started(subject: Any, workers: int, bench: Any, store: Path, stock: Tensor, given: Any) -> Split:
     served = bench.serve(subject.folder, store, subject.vocabulary, **split(workers))
-    engine = Engine.load(subject.folder, dtype=torch.float32)
+    engine = Engine.load(subject.folder, anchor=None, dtype=torch.float32)
     apart = float((stock - reference(engine, given)("full")).abs().max())
     return Split(subject, workers, served, store, engine, given, stock, apart)
 
@@ -281,7 +283,6 @@ def test_a_store_of_two_workers_is_not_read_by_one(two: Split, bench: Any) -> No
     assert error(answer, plain.logits) <= two.apart + TOLERANCE
 
 
-@pytest.mark.slow
 def test_more_workers_than_heads(bench: Any, subjects: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Two of four workers keep the same head."""
     subject, store = subjects("qwen2.5-vl"), tmp_path_factory.mktemp("store")
@@ -296,7 +297,6 @@ def test_more_workers_than_heads(bench: Any, subjects: Any, tmp_path_factory: py
     bench.close()
 
 
-@pytest.mark.slow
 def test_a_server_s_caches_hold_every_share(bench: Any, tmp_path: Path) -> None:
     """A cache of two pictures: two chunks and their patches, of two workers each."""
     from tests.serve.engines import served
@@ -307,7 +307,9 @@ def test_a_server_s_caches_hold_every_share(bench: Any, tmp_path: Path) -> None:
         form = {"purpose": "user_data"}
         sent = [client.post("/v1/files", files={"file": (page.name, page.read_bytes())}, data=form) for page in pages]
         shown = [{"type": "file", "file": {"file_id": answer.json()["id"]}} for answer in sent]
-        cache = client.post("/v1/caches", json={"content": [{"type": "text", "text": "Maps."}, *shown], "ttl": 600})
+        cache = client.post(
+            "/v1/caches?wait=true", json={"content": [{"type": "text", "text": "Maps."}, *shown], "ttl": 600}
+        )
         assert cache.status_code == 200, cache.text
         with Store(running.store) as store:
             chunks = store.tenant().ids()

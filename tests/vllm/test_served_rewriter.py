@@ -9,16 +9,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
+from emblema.served.captures import ChunkCapture
+from emblema.vllm.internals import placed_feature, virtual_request
 from emblema.vllm.side_rows import CaptureRuns
-from emblema.vllm.step_metadata import ChunkCapture, RowLoad, StepMetadata
+from emblema.vllm.step_metadata import RowLoad, SidePrompt, StepMetadata
 from emblema.vllm.step_rewriter import StepRewriter
 
 
 def picture(name: str, offset: int, length: int) -> Any:
-    return SimpleNamespace(identifier=name, mm_position=SimpleNamespace(offset=offset, length=length))
+    return MultiModalFeatureSpec(
+        data=None, modality="image", identifier=name, mm_position=PlaceholderRange(offset=offset, length=length)
+    )
 
 
 def new(name: str, rows: int, *features: Any, start: int = 0) -> NewRequestData:
@@ -174,7 +179,7 @@ def test_a_staged_encoding_is_handed_over_in_place_of_a_run() -> None:
 def capture(name: str, tokens: int) -> ChunkCapture:
     encoded = SimpleNamespace(token_ids=torch.arange(tokens))
     chunk: Any = SimpleNamespace(id=name, tokens=tokens, encoded=encoded)
-    return ChunkCapture(b"", chunk, name, (5, 6), picture(name, 1, tokens - 2))
+    return ChunkCapture(b"", chunk, name, placed_feature(picture(name, 1, tokens - 2), name), blocks=(5, 6))
 
 
 def test_captures_take_what_room_a_step_has() -> None:
@@ -197,6 +202,21 @@ def test_captures_take_what_room_a_step_has() -> None:
     assert encoded == [[0], [0]] and freed == ["p", "q"], "each is encoded once, and forgotten when it is finished"
 
 
+def test_both_runners_find_positions_by_the_prompts_own_list() -> None:
+    prompt = SidePrompt([7, 8, 9, 0], (), (5, 6))
+    data = virtual_request(prompt, "n", 2)
+    assert data.prompt_token_ids is data.prefill_token_ids is prompt.token_ids
+    assert (data.req_id, data.num_computed_tokens, data.block_ids) == ("n", 2, ([5, 6],))
+
+
+def test_the_anchor_is_prefilled_before_its_chunk() -> None:
+    captures = CaptureRuns()
+    captures.add([replace(capture("p", 20), anchor=(7, 8, 9)), capture("q", 6)])
+    runs = [run for _ in range(3) for run in captures.runs(12, 3, ())]
+    assert [(run.start, run.rows) for run in runs] == [(0, 12), (12, 11), (0, 1), (1, 5)]
+    assert runs[0].prompt.token_ids == [7, 8, 9, *range(20), 0]
+
+
 def test_captures_that_are_given_up_leave_nothing() -> None:
     captures = CaptureRuns()
     captures.add([capture("p", 20), capture("q", 6)])
@@ -204,13 +224,13 @@ def test_captures_that_are_given_up_leave_nothing() -> None:
     assert [each.identifier for each in captures.drop()] == ["p", "q"] and captures.drop() == []
     assert captures.runs(12, 3, ()) == []
     captures.add([capture("q", 6)])
-    assert [(run.data.num_computed_tokens, run.rows) for run in captures.runs(12, 3, ())] == [(0, 6)]
+    assert [(run.start, run.rows) for run in captures.runs(12, 3, ())] == [(0, 6)]
 
 
 @given(st.data())
 def test_every_row_of_a_step_is_written_or_computed_once(data: st.DataObject) -> None:
     """Whatever is taken of a request, in whatever steps, and however many requests there are."""
-    from emblema.plugin.spans import CachedSpans
+    from emblema.served.spans import CachedSpans
 
     second = data.draw(st.booleans())
     worker = Worker()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from emblema import Engine
-from emblema.plugin.spans import CachedSpans
+from emblema.served.spans import CachedSpans
 from tests.vllm.cells import Cell
 from tests.vllm.row_meter import RowMeter
 

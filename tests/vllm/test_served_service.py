@@ -140,5 +140,5 @@ def test_tenants_reach_none_of_vllm_s_other_routes(server: ServedEngine, http: d
             place = path.replace("{", "").replace("}", "")
             without = httpx.request(method, f"{server.address}{place}")
             assert (without.status_code != 401) == (path in open), path
-            if path not in (*open, *offered) and not path.startswith(("/v1/files", "/v1/caches", "/v1/collections")):
+            if path not in (*open, *offered) and not path.startswith(("/v1/files", "/v1/caches")):
                 assert http["one"].request(method, place).status_code == 404, path

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from emblema import Engine
 from emblema.models.families.base import tokens
-from emblema.plugin.request_plan import ChunkStubs, MediaItem, ServedRequest, build_prompt
+from emblema.served.request_plan import ChunkStubs, MediaItem, ServedRequest, build_prompt
 from emblema.session.chunk_builder import PendingChunk
 from tests.families import picture
 from tests.vllm.requests import SPEC
@@ -106,7 +106,7 @@ def _chunk(engine: Engine, subject: Any, item: Any) -> Any:
     return builder.build(PendingChunk((id, id), "video", lambda: builder.adapter.encode(prepared)))
 
 
-@pytest.fixture(scope="module", params=["qwen2.5-vl", "qwen3-vl"])
+@pytest.fixture(scope="module", params=["qwen2.5-vl", pytest.param("qwen3-vl", marks=pytest.mark.nightly)])
 def videos(request: Any, bench: Any, subjects: Any, tmp_path_factory: pytest.TempPathFactory) -> Videos:
     subject, clips = subjects(request.param), {name: clip(name) for name in FRAMES}
     shown = (clips["first"], picture(168, 224, seed=5), clips["second"])

@@ -3,6 +3,7 @@
 import pytest
 
 
+@pytest.mark.nightly
 def test_speculative_decoding_serves_plainly(bench, cell, subjects, tmp_path) -> None:
     if cell.scheduling == "async" or cell.runner == "v2":
         pytest.skip("vLLM refuses n-grams with asynchronous scheduling, and V2's kernel for them does not run on a CPU")

@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 
 from emblema.cli.app import app
 from emblema.errors import EmblemaError
-from emblema.models.load import bundled_folder
-from emblema.plugin.command_options import value_of
-from emblema.plugin.settings import PluginSettings
+from emblema.models.names import bundled_folder
+from emblema.serve.beside.command_line import value_of
 from emblema.serve.keys import KeyRing
+from emblema.serve.starting import listen_at
+from emblema.served.settings import PluginSettings
 from emblema.vllm.serving import SERVICE, check_start, command, environment, transfer_config
 
 
@@ -78,8 +79,8 @@ def test_what_a_server_would_refuse_is_refused_before_it_starts(
     with pytest.raises(EmblemaError, match="install it again"):
         check_start(tmp_path, [], {})
     monkeypatch.setattr("emblema.vllm.serving.entry_points", lambda group: [SimpleNamespace(name=SERVICE)])
-    check_start(tmp_path, ["--host", "127.0.0.1"], {})
-    others = ["--host", "0.0.0.0"]
+    check_start(tmp_path, ["--host", "127.0.0.1", "--port", "0"], {})
+    others = ["--host", "0.0.0.0", "--port", "0"]
     with pytest.raises(EmblemaError, match="emblema keys add"):
         check_start(tmp_path, others, {})
     check_start(tmp_path, [*others, "--api-key", "x"], {})
@@ -88,6 +89,19 @@ def test_what_a_server_would_refuse_is_refused_before_it_starts(
     check_start(tmp_path, others, {})
     with pytest.raises(EmblemaError, match="--api-key"):
         check_start(tmp_path, [*others, "--api-key", "x"], {})
+
+
+def test_a_port_that_is_taken_is_refused_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("emblema.vllm.serving.entry_points", lambda group: [SimpleNamespace(name=SERVICE)])
+    with listen_at("127.0.0.1", 0) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(EmblemaError, match=f"127.0.0.1:{port} cannot be listened at"):
+            check_start(tmp_path, ["--port", str(port)], {})
+        monkeypatch.setattr("emblema.vllm.serving.PORT", port)
+        with pytest.raises(EmblemaError, match=f"127.0.0.1:{port} cannot be listened at"):
+            check_start(tmp_path, [], {})
+        check_start(tmp_path, ["--uds", "socket"], {})
+        check_start(tmp_path, ["--config", "file.yaml"], {})
 
 
 def test_a_bundled_name_is_served_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

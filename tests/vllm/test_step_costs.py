@@ -7,8 +7,8 @@ from dataclasses import astuple, replace
 import pytest
 
 from emblema.kv.patch import form_patch
-from emblema.plugin.request_plan import COSTS_MORE
-from emblema.plugin.spans import CachedSpans
+from emblema.link.policy.decide import COSTS_MORE
+from emblema.served.spans import CachedSpans
 from emblema.store import Store
 from emblema.vllm.prompt_reuse import PromptReuse
 from emblema.vllm.step_costs import MOST_TRIED, TRIED_KNOWN, TRIED_UNKNOWN, StepCosts, StepRates, StepWork
@@ -110,7 +110,7 @@ def test_pages_that_later_prompts_would_share_are_not_given_up_for_little() -> N
 
 
 def test_a_picture_at_the_very_front_is_exact_and_costs_no_sharing() -> None:
-    assert StepCosts().pays(CachedSpans(((0, 500),)), 0, 1040, 5.0)
+    assert StepCosts().pays(CachedSpans(((2, 502),), exact=502), 0, 1040, 5.0)
 
 
 def test_now_and_then_a_prompt_is_tried_and_less_often_once_costs_are_known() -> None:

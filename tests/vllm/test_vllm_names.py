@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from emblema.errors import EmblemaError
-from emblema.plugin.private_names import NamesOf, missing_names
+from emblema.served.private_names import NamesOf, missing_names
 from emblema.vllm import vllm_names
 from emblema.vllm.vllm_names import NAMES, check_names
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from emblema.kv.layout import LayerRows
-from emblema.plugin.staging import StagedRows
+from emblema.served.staging import StagedRows
 
 STOCK = StagedRows.write
 

@@ -8,7 +8,7 @@ import torch
 from emblema.engine.engine import Engine
 from emblema.window.parts import PartHandle
 from tests.engine.engines import engine, largest_error
-from tests.families import CASES, loaded, picture, words
+from tests.families import NAMES, loaded, picture, words
 from tests.window.plain import Item, PlainWindow
 
 QUESTION = tuple(words(4, 9).tolist())
@@ -47,7 +47,7 @@ class Pair:
         return rows
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_parts_just_appended_are_a_full_prefill(name: str) -> None:
     made, sizes = engine(name), loaded(name).case.sizes
     first, second = (picture(*sizes[index], seed=index) for index in range(2))
@@ -67,7 +67,7 @@ def test_parts_just_appended_are_a_full_prefill(name: str) -> None:
     assert largest_error(again.logits, full.logits) < 1e-4
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_survivors_are_what_they_were_written_as_elsewhere(name: str) -> None:
     pair = Pair(engine(name), name)
     pair.append(ids(5, 50))
@@ -88,7 +88,7 @@ def test_survivors_are_what_they_were_written_as_elsewhere(name: str) -> None:
     assert largest_error(pair.window.prefill(QUESTION).logits, full.logits) > 1e-4
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_what_is_recalled_or_moved_is_formed_behind_what_stands_before_it(name: str) -> None:
     pair = Pair(engine(name), name)
     handles = [pair.picture(seed) for seed in range(3)]

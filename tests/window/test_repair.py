@@ -12,7 +12,7 @@ from emblema.window.parts import PartHandle
 from emblema.window.staleness import changed, unseen
 from emblema.window.window import Window
 from tests.engine.engines import engine, largest_error
-from tests.families import CASES, loaded, picture, words
+from tests.families import NAMES, loaded, picture, words
 
 QUESTION = tuple(words(4, 9).tolist())
 FULL_RANK = 10**4
@@ -32,7 +32,7 @@ def filled(made: Engine, name: str, **options: Any) -> tuple[Window, list[PartHa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_at_full_rank_survivors_are_as_if_computed_again(name: str) -> None:
     made = engine(name)
     window, (_, *stay) = filled(made, name)

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from emblema import Engine
-from emblema.link.policy.policy import Lane, Policy
+from emblema.link.lanes import Lane
+from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import Auto
 from emblema.window.staleness import unseen
 from tests.engine.engines import largest_error

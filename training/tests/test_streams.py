@@ -19,7 +19,10 @@ from benchmarks.tasks.streams import (
 )
 from benchmarks.tasks.tiles import COLOUR_COUNT, FIRST_LAND, ICON_NAMES, assemble
 from benchmarks.tasks.world import COLOUR_NAMES, LANDS
+from emblema.eval.demo_media import WALK
+from emblema.media.video import load_video
 from emblema.models.load import load_model
+from training.demo_media import WALK_FRAMES, write_walk
 from training.families import RECIPES
 from training.pictures import tile_pool
 from training.streams.card import learnt
@@ -231,7 +234,7 @@ def test_blended_weights_lie_between_what_was_trained_and_what_it_started_from()
         torch.testing.assert_close(blended, earlier + 0.25, rtol=0.0, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_training_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*more: str) -> dict[str, object]:
         options = [
@@ -253,3 +256,12 @@ def test_training_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.M
     again = run("--minutes", "0.2", "--resume")
     assert int(str(again["step"])) > int(str(first["step"])) > 0
     assert load_model(tmp_path / "out")[0].config.vision_config.patch_size == 14
+
+
+def test_the_walk_of_the_package_is_written_by_its_script_and_small(tmp_path: Path) -> None:
+    write_walk(tmp_path / "walk.mp4")
+    own, bundled = (load_video(path, fps=0.5) for path in (tmp_path / "walk.mp4", WALK))
+    assert len(own.frames) == len(bundled.frames) == WALK_FRAMES
+    for frame, other in zip(own.frames, bundled.frames, strict=True):
+        assert np.abs(np.asarray(frame, dtype=float) - np.asarray(other, dtype=float)).mean() < 2
+    assert WALK.stat().st_size < 25_000

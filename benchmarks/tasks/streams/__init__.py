@@ -6,16 +6,14 @@ frames of it have been seen.
 
 from benchmarks.tasks.streams.planning import STREAM_KINDS, generate, make_stream, stream_of
 from benchmarks.tasks.streams.questions import QUESTION_KINDS, ask, questions_of, seen
-from benchmarks.tasks.streams.world import FRAME_SECONDS, GeneratedStream, Stay, Thing, TimedQuestion
+from benchmarks.tasks.streams.world import FRAME_SECONDS, GeneratedStream, TimedQuestion
 
 __all__ = [
     "FRAME_SECONDS",
     "QUESTION_KINDS",
     "STREAM_KINDS",
     "TimedQuestion",
-    "Stay",
     "GeneratedStream",
-    "Thing",
     "ask",
     "generate",
     "make_stream",

@@ -59,14 +59,14 @@ def make_stream(random: np.random.Generator, kind: str, frames: int, seed: int =
     shape = SHAPES[kind]
     lengths = _lengths(random, shape, frames)
     lands = _lands(random, len(lengths))
-    roles = _roles(random, lands)
+    shown, common = _roles(random, lands)
     signs = random.integers(COLOUR_COUNT, size=LAND_COUNT)
     stays, begin = [], 0
     for number, (length, land) in enumerate(zip(lengths, lands, strict=True)):
         end = begin + length
         sign = int(signs[land] if shape.signs else random.integers(COLOUR_COUNT))
         ground = tuple(int(colour) for colour in random.integers(COLOUR_COUNT, size=SLOTS))
-        things = _things(random, shape, begin, end, roles.shown.get(number, ()), roles.common)
+        things = _things(random, shape, begin, end, shown.get(number, ()), common)
         stays.append(Stay(land, sign, ground, begin, end, things))
         begin = end
     return GeneratedStream(kind, seed, item, tuple(stays))
@@ -104,16 +104,8 @@ def _lands(random: np.random.Generator, stays: int) -> list[int]:
     return lands
 
 
-@dataclass(frozen=True, slots=True)
-class _Roles:
-    """shown: number of a stay -> icons with a role that it shows; common: icons without one."""
-
-    shown: dict[int, list[int]]
-    common: list[int]
-
-
-def _roles(random: np.random.Generator, lands: list[int]) -> _Roles:
-    """Return which stays show the icons with a role, at most one a slot."""
+def _roles(random: np.random.Generator, lands: list[int]) -> tuple[dict[int, list[int]], list[int]]:
+    """Return the icons with a role by the number of the stay that shows them, at most one a slot; and all others."""
     icons = [int(icon) for icon in random.permutation(len(ICON_NAMES))]
     common, special = icons[:9], icons[9:]
     shown: dict[int, list[int]] = {}
@@ -140,7 +132,7 @@ def _roles(random: np.random.Generator, lands: list[int]) -> _Roles:
         stays = [int(random.integers(len(lands)))]
         if free(stays):
             show(icon, stays)
-    return _Roles(shown, common)
+    return shown, common
 
 
 def _meeting(random: np.random.Generator, lands: list[int]) -> tuple[list[int], list[int]] | None:

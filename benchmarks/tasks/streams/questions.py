@@ -80,12 +80,13 @@ def ask(
     random: np.random.Generator, stream: GeneratedStream, at: int, limits: dict[str, int]
 ) -> tuple[TimedQuestion, ...]:
     """Return up to limits[kind] questions of each kind, drawn evenly over its wordings (counted: over its answers)."""
-    found = answers(seen(stream, at))
+    found, names_asked = answers(seen(stream, at)), {*ICON_NAMES, *LANDS}
     asked: list[TimedQuestion] = []
     for kind in QUESTION_KINDS:
         groups: dict[str, list[TimedQuestion]] = defaultdict(list)
         for each in found[kind]:
-            groups[each.answer if kind == "counted" else _wording(each)].append(each)
+            wording = " ".join("{}" if word in names_asked else word for word in each.text.split())
+            groups[each.answer if kind == "counted" else wording].append(each)
         for group in groups.values():
             random.shuffle(group)  # type: ignore[arg-type]
         names = sorted(groups)
@@ -97,11 +98,6 @@ def ask(
             if not groups[name]:
                 names.remove(name)
     return tuple(asked)
-
-
-def _wording(asked: TimedQuestion) -> str:
-    names = {*ICON_NAMES, *LANDS}
-    return " ".join("{}" if word in names else word for word in asked.text.split())
 
 
 def _span(thing: Thing) -> tuple[int, int]:
@@ -175,17 +171,12 @@ def _ordered(held: StreamHistory) -> list[TimedQuestion]:
 
 def _counted(held: StreamHistory) -> list[TimedQuestion]:
     """Return visits to lands that were visited one to four times."""
-    return [
-        TimedQuestion(
-            "counted",
-            TIMES.format(LANDS[land]),
-            NUMBERS[len(visits)],
-            held.at,
-            tuple((stay.begin, stay.end) for stay in visits),
-        )
-        for land, visits in held.visits.items()
-        if len(visits) <= MOST_VISITS
-    ]
+    found = []
+    for land, visits in held.visits.items():
+        if len(visits) <= MOST_VISITS:
+            spans = tuple((stay.begin, stay.end) for stay in visits)
+            found.append(TimedQuestion("counted", TIMES.format(LANDS[land]), NUMBERS[len(visits)], held.at, spans))
+    return found
 
 
 EACH = dict.fromkeys(QUESTION_KINDS, 3)

@@ -3,12 +3,15 @@
 import sys
 from collections.abc import Callable
 
+from emblema.cli.interrupt import INTERRUPTED, ending_on_interrupt
+
 
 def main() -> None:
     """Run `emblema`."""
-    from emblema.cli.app import app
+    with ending_on_interrupt():
+        from emblema.cli.app import app
 
-    run(app, "emblema")
+        run(app, "emblema")
 
 
 def run(app: Callable[[], object], name: str) -> None:
@@ -22,4 +25,4 @@ def run(app: Callable[[], object], name: str) -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from emblema.cli import ask, check, demo, listing, policy, serve, sglang_serve, store, stream, vllm_serve
+from emblema.cli import ask, check, demo, engine_serve, listing, policy, serve, store, stream
 
 app = typer.Typer(
     name="emblema",
@@ -23,8 +23,8 @@ app.command()(listing.strategies)
 app.command()(policy.policy)
 app.command()(serve.serve)
 app.add_typer(serve.keys, name="keys")
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(vllm_serve.vllm_serve)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(sglang_serve.sglang_serve)
+for engine_command in (engine_serve.vllm_serve, engine_serve.sglang_serve):
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(engine_command)
 app.add_typer(store.app, name="store")
 
 

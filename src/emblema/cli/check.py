@@ -1,17 +1,23 @@
 """`emblema check`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emblema.cli.options import Device, Out, Plain
+from emblema.cli.options import CheckedModel, Device, Out, Plain
 from emblema.errors import PromptError, StrategyError
 from emblema.extras import import_extra
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from emblema.engine.engine import Engine
+    from emblema.eval.check import CheckResult
+
 
 def check(
-    model: Annotated[str, typer.Argument(help="reference, a Hugging Face id, or a folder.", show_default=False)],
+    model: CheckedModel,
     image: Annotated[list[str] | None, typer.Option(help="A picture of yours: a path or a URL. Two or more.")] = None,
     question: Annotated[list[str] | None, typer.Option(help="A question of yours. May come several times.")] = None,
     ranks: Annotated[str, typer.Option(help="Ranks of patches to measure, beside shares of 6 % and 25 %.")] = "4,16,64",
@@ -34,7 +40,7 @@ def check(
         raise PromptError("--image came once: give two or more, a single picture has no other to be conditioned on")
     folder = output_folder(out)
     screen = console(plain)
-    from emblema.eval.check import QUESTIONS, measure, teach_policy
+    from emblema.eval.check import QUESTIONS, measure
     from emblema.eval.check_report import draw, fidelity_table, new_combinations, report, selfcheck_table, verdict
     from emblema.eval.demo_media import demo_media
     from emblema.eval.figures import write_figures
@@ -56,6 +62,8 @@ def check(
     result = measure(
         engine, chunks, questions or QUESTIONS, ranks=chosen, orders=orders, answer_tokens=answer_tokens, screen=screen
     )
+    screen.print(f"\n[bold]{verdict(result)}[/bold]")
+    screen.print(f"{new_combinations(result)}\n")
     screen.print(fidelity_table(result))
     screen.print(
         "slid: all pictures but the last have left the window. bytes: patches, as a share of the KV of the pictures in "
@@ -63,18 +71,22 @@ def check(
         "reuse's KL removed. first, answer: prompts with re-prefill's first token and whole answer. flips: share of "
         "the first tokens changed by blind reuse that were restored."
     )
-    screen.print(f"\n[bold]{verdict(result)}[/bold]")
-    screen.print(new_combinations(result))
     if store is not None:
-        from emblema.store.settings import StoreSettings
-        from emblema.store.store import Store
-
-        with Store(store, settings=StoreSettings(device=engine.adapter.device)) as opened_store:
-            plateau, count = teach_policy(result, engine.on(opened_store).policy_runtime)
-        level = "no plateau was found" if plateau is None else f"patches are formed with rank {plateau}"
-        screen.print(f"\n{store}: {count} measurements for auto, {level}; see emblema policy", soft_wrap=True)
+        _teach(store, engine, result, screen)
     listing = write_figures(report(model, engine, result, pictures), folder / "check.json")
     screen.print(f"\nplot: {draw(model, result, folder / 'check.png')}   figures: {listing}", soft_wrap=True)
+
+
+def _teach(store: Path, engine: "Engine", result: "CheckResult", screen: "Console") -> None:
+    """Have the policy of a store learn what was measured."""
+    from emblema.eval.check import teach_policy
+    from emblema.store.settings import StoreSettings
+    from emblema.store.store import Store
+
+    with Store(store, settings=StoreSettings(device=engine.adapter.device)) as opened:
+        plateau, count = teach_policy(result, engine.on(opened).policy_runtime)
+    level = "no plateau was found" if plateau is None else f"patches are formed with rank {plateau}"
+    screen.print(f"\n{store}: {count} measurements for auto, {level}; see emblema policy", soft_wrap=True)
 
 
 def ranks_of(text: str) -> tuple[int, ...]:

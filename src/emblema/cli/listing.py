@@ -2,34 +2,44 @@
 
 from emblema.cli.options import Device, Model, Plain
 
+SMALL_MODEL = "HuggingFaceTB/SmolVLM-256M-Instruct"
+
 
 def models(model: Model = "reference", device: Device = None, plain: Plain = False) -> None:
-    """List the families of models that work, the bundled models, and what the self-check says of one."""
-    from emblema.cli.screen import console, load_engine
+    """List the families of models that work, the bundled and pretrained models, and what the self-check says of one."""
+    from emblema.cli.screen import console, load_engine, table
 
     screen = console(plain)
     import json
 
-    from rich import box
-    from rich.table import Table
-
     from emblema.models.families import families
-    from emblema.models.load import BUNDLED, bundled_folder
+    from emblema.models.names import BUNDLED, bundled_folder
+    from emblema.models.pretrained import PRETRAINED, checkpoint_folder
 
-    table = Table(title="families", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("family", "model_type", "notes"):
-        table.add_column(name, overflow="fold")
+    shown = table("family", "model_type", "notes", title="families", overflow="fold")
     for family in families():
-        table.add_row(family.name, ", ".join(family.model_types), family.notes)
-    screen.print(table)
-    table = Table(title="bundled", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("model", "model_type", "MB"):
-        table.add_column(name, justify="right" if name == "MB" else "left", no_wrap=True)
+        shown.add_row(family.name, ", ".join(family.model_types), family.notes)
+    screen.print(shown)
+    shown = table("model", "model_type", "MB", right=("MB",), title="bundled", no_wrap=True)
     for name in BUNDLED:
         folder = bundled_folder(name)
         kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
-        table.add_row(name, kind, f"{(folder / 'model.safetensors').stat().st_size / 1e6:.1f}")
-    screen.print(table)
+        shown.add_row(name, kind, f"{(folder / 'model.safetensors').stat().st_size / 1e6:.1f}")
+    screen.print(shown)
+    sizes = ("download, MB", "on disk, MB")
+    names = ("model", "reads", *sizes, "licence", "built")
+    shown = table(*names, right=sizes, title="pretrained (extra real)", overflow="fold")
+    for name, found in PRETRAINED.items():
+        built = (checkpoint_folder(name) / "config.json").is_file()
+        reads = "text, pages of tiles" if found.reads_pages else "text"
+        told = (reads, f"{found.download_mb:,}", f"{found.folder_mb:,}", found.licence)
+        shown.add_row(name, *told, "yes" if built else "at first use, 1 to 3 minutes")
+    screen.print(shown)
+    screen.print(
+        "The bundled models answer questions about drawings of their own world alone. For pictures of your own name a "
+        "model of a family above, from Hugging Face or a folder. A small one, of 256 million parameters: "
+        f"{SMALL_MODEL}; its family is tested, its weights were not.\n"
+    )
     engine = load_engine(model, device, screen)
     from emblema.eval.check_report import selfcheck_table
 
@@ -38,15 +48,10 @@ def models(model: Model = "reference", device: Device = None, plain: Plain = Fal
 
 def strategies(plain: Plain = False) -> None:
     """List the strategies: what can be asked for in place of computing every row."""
-    from rich import box
-    from rich.table import Table
-
-    from emblema.cli.screen import console
+    from emblema.cli.screen import console, table
     from emblema.link.strategies.registry import strategies as known
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("strategy", no_wrap=True)
-    table.add_column("what it does")
+    shown = table("strategy", "what it does")
     for name, summary in known().items():
-        table.add_row(name, summary)
-    console(plain).print(table)
+        shown.add_row(name, summary)
+    console(plain).print(shown)

@@ -14,13 +14,13 @@ SIGNS = ("█", "▒", "▓", "·")
 def plan_table(plan: LinkPlan) -> Table:
     """Return the plan's ranges, a line each."""
     table = Table(title=f"{plan.strategy}: {plan.rows} rows, {plan.layers} layers")
-    for name in ("rows", "source", "layers", "stage", "origin"):
-        table.add_column(name, justify="right" if name in ("rows", "stage") else "left")
+    for name in ("rows", "source", "layers", "origin"):
+        table.add_column(name, justify="right" if name == "rows" else "left")
     for part in plan.ranges:
         layers = f"{part.layers[0]}-{part.layers[1] - 1}"
-        table.add_row(f"{part.start}-{part.stop}", part.source.value, layers, str(part.stage), str(part))
+        table.add_row(f"{part.start}-{part.stop}", part.source.value, layers, str(part))
     for selector in plan.selectors:
-        table.add_row(f"{selector.budget} of {selector.rows}", f"by {selector.rule}", f"after {selector.layer}", "", "")
+        table.add_row(f"{selector.budget} of {selector.rows}", "by deviation", f"after {selector.layer}", "")
     return table
 
 

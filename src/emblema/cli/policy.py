@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emblema.cli.options import Json, Plain, StoreFolder
+from emblema.cli.options import STORE, Json, Plain, StoreFolder
 from emblema.errors import StoreError
 
 if TYPE_CHECKING:
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def policy(
-    store: StoreFolder,
+    store: StoreFolder = STORE,
     owner: Annotated[str | None, typer.Option(help="One tenant's only: a digest's beginning, or shared.")] = None,
     as_json: Json = False,
     plain: Plain = False,
 ) -> None:
     """Say what the canary measured: which ways of taking a chunk `auto` trusts, by model and kind of content."""
-    from emblema.cli.screen import console, show_json
+    from emblema.cli.screen import console, show_json, table
     from emblema.session.fidelity_logs import read_all
 
     if not Path(store).is_dir():
@@ -31,30 +31,20 @@ def policy(
         return
     screen = console(plain)
     if not any(log.reports() or log.plateaus() for log in found.values()):
-        screen.print("Nothing was measured yet: the canary compares one linked prompt in a hundred.")
+        screen.print(
+            "Nothing was measured yet: linked prompts are compared with full prefills after they are answered."
+        )
         return
-    from rich.table import Table
-
-    table = Table(title=f"What auto trusts: {store}", title_justify="left")
-    for name in ("owner", "model", "kind", "lane", "taken"):
-        table.add_column(name)
-    for name in ("KL, nats", "agreement", "of", "ever", "turned"):
-        table.add_column(name, justify="right")
+    numbers = ("KL, nats", "agreement", "of", "ever", "turned")
+    shown = table(
+        "owner", "model", "kind", "lane", "taken", *numbers, right=numbers, title=f"What auto trusts: {store}"
+    )
     for name, log in found.items():
         for line in log.reports():
-            table.add_row(
-                name[:8],
-                line.model[:8],
-                line.kind,
-                line.lane,
-                "yes" if line.open else "no",
-                f"{line.kl:.2g}",
-                f"{line.agreement:.1%}",
-                str(line.samples),
-                str(line.measured),
-                str(line.turns),
-            )
-    screen.print(table)
+            words = (name[:8], line.model[:8], line.kind, line.lane, "yes" if line.open else "no")
+            counts = (str(line.samples), str(line.measured), str(line.turns))
+            shown.add_row(*words, f"{line.kl:.2g}", f"{line.agreement:.1%}", *counts)
+    screen.print(shown)
     screen.print(
         "KL, agreement: the answer's first token against re-prefill's, over the latest measurements. taken: whether "
         "auto takes the lane. turned: how often it was closed or opened. "

@@ -1,16 +1,18 @@
 """The console that commands write to, and engines loaded with a word on it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from emblema.cli.interrupt import raise_on_interrupt
 from emblema.errors import EmblemaError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from emblema.engine.engine import Engine
 
@@ -38,18 +40,27 @@ def quiet() -> None:
 
 
 def load_engine(
-    model: str, device: str | None, screen: "Console", store: Path | None = None, *, measured: bool = False
+    model: str,
+    device: str | None,
+    screen: "Console",
+    store: Path | None = None,
+    *,
+    measured: bool = False,
+    anchor: Sequence[int] | None = None,
 ) -> "Engine":
     """Load an engine, on a store's folder if given, with a word on the screen meanwhile.
 
-    A `measured` engine does nothing after its answers: no patches are formed, no prompts compared.
+    A `measured` engine does nothing after its answers: no patches are formed, no prompts compared. For `anchor` see
+    `Engine`.
     """
     with waiting(screen, f"loading {model}"):
         from emblema.engine.engine import Engine
         from emblema.link.policy.policy import Policy
 
         quiet()
-        return Engine.load(model, device=device, store=store, policy=Policy.quiet() if measured else None)
+        raise_on_interrupt()
+        policy = Policy.quiet() if measured else None
+        return Engine.load(model, device=device, store=store, policy=policy, anchor=anchor)
 
 
 @contextmanager
@@ -77,6 +88,25 @@ def output_folder(path: Path, option: str = "--out") -> Path:
     return path
 
 
+def table(*names: str, right: Collection[str] = (), title: str | None = None, **options: Any) -> "Table":
+    """Return a table with columns of these names, those in `right` for numbers; `options` are of every column."""
+    from rich import box
+    from rich.table import Table
+
+    found = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in names:
+        found.add_column(name, justify="right" if name in right else "left", **options)
+    return found
+
+
 def show_json(value: Any) -> None:
     """Print a value as JSON; it may hold dataclasses."""
     print(json.dumps(value, indent=2, default=asdict))
+
+
+def show(value: Any, as_json: bool, text: str) -> None:
+    """Print a value as JSON, or what it says as text."""
+    if as_json:
+        show_json(value)
+    else:
+        print(text)

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from emblema.cli.options import Json, Plain, StoreFolder
+from emblema.cli.interrupt import raise_on_interrupt
+from emblema.cli.options import STORE, Json, Plain, StoreFolder
 
 keys = typer.Typer(help="Keys of a server: whose requests are whose.", no_args_is_help=True)
 
@@ -18,12 +19,10 @@ def serve(
     device: Annotated[str | None, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps; a GPU by default.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     strategy: Annotated[str | None, typer.Option(help="Of requests that name none; auto by default.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error; info by default.")] = None,
     replicas: Annotated[
         int, typer.Option(min=1, help="Processes, each with the model, behind a router by media; needs the extra ray.")
     ] = 1,
-    policy: Annotated[
-        str, typer.Option(help="Of that router: set-affinity, session-hash or two-choices.")
-    ] = "set-affinity",
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any other setting, as NAME=VALUE; may be repeated.")
     ] = None,
@@ -34,34 +33,45 @@ def serve(
     from emblema.extras import import_extra
 
     import_extra("uvicorn", "serve")
-    from emblema.serve.running import run
     from emblema.serve.settings import ServeSettings
+    from emblema.serve.starting import check_address, check_start, listen_at
 
     flags: dict[str, Any] = dict(pair.partition("=")[::2] for pair in set_ or ())
     flags |= {
         "model": model, "host": host, "port": port, "store": store, "device": device, "dtype": dtype,
-        "strategy": strategy,
+        "strategy": strategy, "log_level": log_level,
     }  # fmt: skip
     settings = ServeSettings.read(config, **flags)
     if print_config:
         typer.echo(settings.model_dump_json(indent=2))
         return
+    check_start(settings)
     if replicas > 1:
-        from emblema.scale.loopback import keep_ray_on_loopback
+        check_address(settings.host, settings.port)
+        from emblema.serve.ray.loopback import keep_ray_on_loopback
 
         keep_ray_on_loopback()
         import_extra("ray", "ray")
-        from emblema.scale.deployment import run as run_replicas
+        from emblema.serve.ray.deployment import run as run_replicas
 
-        run_replicas(settings, replicas, policy)
+        raise_on_interrupt()
+        run_replicas(settings, replicas)
         return
-    run(settings)
+    listening = listen_at(settings.host, settings.port)
+    # The first line for programs is the address, once it answers.
+    typer.echo(f"loading {settings.model} …", err=True)
+    from emblema.cli.screen import quiet
+    from emblema.serve.running import run
+
+    quiet()
+    raise_on_interrupt()
+    run(listening, settings)
 
 
 @keys.command("add")
 def add(
     tenant: Annotated[str, typer.Argument(help="Whose it is; several keys may be one tenant's.")],
-    store: StoreFolder = Path("emblema-store"),
+    store: StoreFolder = STORE,
     administrator: Annotated[bool, typer.Option(help="May write shared collections.")] = False,
     quota: Annotated[int | None, typer.Option(help="Bytes of its files.")] = None,
 ) -> None:
@@ -72,7 +82,7 @@ def add(
 
 
 @keys.command("list")
-def list_(store: StoreFolder = Path("emblema-store"), json: Json = False, plain: Plain = False) -> None:
+def list_(store: StoreFolder = STORE, json: Json = False, plain: Plain = False) -> None:
     """List the keys, without what they are."""
     from dataclasses import asdict
 
@@ -92,7 +102,7 @@ def list_(store: StoreFolder = Path("emblema-store"), json: Json = False, plain:
 @keys.command("revoke")
 def revoke(
     id: Annotated[str, typer.Argument(help="The key's id, as `keys list` shows it.")],
-    store: StoreFolder = Path("emblema-store"),
+    store: StoreFolder = STORE,
 ) -> None:
     """Take a key back."""
     from emblema.errors import EmblemaError

@@ -1,16 +1,18 @@
 """`emblema store …`: what a folder of stored pieces holds, and keeping it in order."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emblema.cli.options import Json, Plain, StoreFolder
-from emblema.cli.screen import console, show_json
+from emblema.cli.interrupt import raise_on_interrupt
+from emblema.cli.options import STORE, Json, Plain, StoreFolder
+from emblema.cli.screen import console, show, show_json, table
 from emblema.errors import EmblemaError, LoadError, StoreError
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ app = typer.Typer(
 
 @app.command()
 def ls(
-    store: StoreFolder,
+    store: StoreFolder = STORE,
     owner: Annotated[str | None, typer.Option(help="One owner's pieces only: a digest's beginning, or shared.")] = None,
     kind: Annotated[str | None, typer.Option(help="chunk or patch.")] = None,
     as_json: Json = False,
@@ -41,17 +43,27 @@ def ls(
     with open_store(store) as tier:
         if kind not in (None, "chunk", "patch"):
             raise EmblemaError(f"--kind {kind}: choose chunk or patch")
-        wanted: Literal["chunk", "patch"] | None = kind  # type: ignore[assignment]
-        found = [entry for entry in tier.entries(kind=wanted) if owner is None or entry.owner.startswith(owner)]
+        found = [
+            entry for entry in tier.entries() if kind in (None, entry.kind) and entry.owner.startswith(owner or "")
+        ]
     found.sort(key=lambda entry: -entry.accessed)
     if as_json:
         show_json(found)
-    else:
-        show_entries(found, plain)
+        return
+    shown = table("id", "kind", "owner", "bytes", "created", "used", "terms", right=("bytes",), no_wrap=True)
+    for entry in found:
+        moments = (datetime.fromtimestamp(seconds, UTC) for seconds in (entry.created, entry.accessed))
+        times = (moment.strftime("%Y-%m-%d %H:%M:%S") for moment in moments)
+        shown.add_row(entry.id[:16], entry.kind, entry.owner[:12], f"{entry.bytes:,}", *times, _terms(entry))
+    screen = console(plain)
+    screen.print(shown)
+    screen.print(f"{len(found)} pieces, {sum(entry.bytes for entry in found):,} bytes")
 
 
-@app.command()
-def show(store: StoreFolder, name: Annotated[str, typer.Argument(metavar="ID")], as_json: Json = False) -> None:
+@app.command("show")
+def show_piece(
+    name: Annotated[str, typer.Argument(metavar="ID")], store: StoreFolder = STORE, as_json: Json = False
+) -> None:
     """Show one piece: what it is, and every tensor of its file."""
     with open_store(store) as tier:
         entry = find_piece(tier, name)
@@ -62,12 +74,21 @@ def show(store: StoreFolder, name: Annotated[str, typer.Argument(metavar="ID")],
         reader.close()
         patches = tier.patches_of(entry.id)
     fields = {**asdict(entry), "meta": dict(header.meta), "tensors": dict(header.sizes), "patches": patches}
-    (show_json if as_json else show_fields)(fields)
+    if as_json:
+        show_json(fields)
+        return
+    for key, value in fields.items():
+        if isinstance(value, dict):
+            typer.echo(f"{key}:")
+            for inner, held in value.items():
+                typer.echo(f"  {inner}: {held if isinstance(held, int | str | float) else json.dumps(held)}")
+        else:
+            typer.echo(f"{key}: {', '.join(value) if isinstance(value, tuple | list) else value}")
 
 
 @app.command()
 def verify(
-    store: StoreFolder,
+    store: StoreFolder = STORE,
     repair: Annotated[bool, typer.Option(help="Put what is damaged in quarantine.")] = True,
     as_json: Json = False,
     plain: Plain = False,
@@ -75,62 +96,49 @@ def verify(
     """Read every piece to its end and compare its checksums; leaves with 1 where one is damaged."""
     with open_store(store) as tier, bar(plain or as_json, "verifying", tier.bytes) as step:
         report = tier.verify(lambda done, total: step(done), repair)
-    if as_json:
-        show_json(report)
-    else:
-        screen = console(plain)
-        screen.print(f"{report.checked} pieces read, {report.bytes:,} bytes verified, {len(report.damaged)} damaged")
-        for id, reason in report.damaged:
-            screen.print(f"  {id[:16]}: {reason}")
+    said = f"{report.checked} pieces read, {report.bytes:,} bytes verified, {len(report.damaged)} damaged"
+    show(report, as_json, "\n".join([said, *(f"  {id[:16]}: {reason}" for id, reason in report.damaged)]))
     if report.damaged:
         raise typer.Exit(1)
 
 
 @app.command()
-def gc(store: StoreFolder, as_json: Json = False, plain: Plain = False) -> None:
+def gc(store: StoreFolder = STORE, as_json: Json = False, plain: Plain = False) -> None:
     """Delete what has expired, what writers that crashed have left, and what is in quarantine."""
     with open_store(store) as tier, bar(plain or as_json, "comparing with the files", 1) as step:
         report = tier.gc(lambda done, total: step(done / total))
-    if as_json:
-        show_json(report)
-    else:
-        typer.echo(
-            f"{report.expired} expired pieces and {report.quarantined} quarantined files deleted, "
-            f"{report.bytes:,} bytes freed\n{report.scan}"
-        )
+    said = f"{report.expired} expired pieces and {report.quarantined} quarantined files deleted"
+    show(report, as_json, f"{said}, {report.bytes:,} bytes freed\n{report.scan}")
 
 
 @app.command()
-def pin(store: StoreFolder, names: Names, as_json: Json = False) -> None:
+def pin(names: Names, store: StoreFolder = STORE, as_json: Json = False) -> None:
     """Keep pieces from being evicted."""
     _set_pin(store, names, True, as_json)
 
 
 @app.command()
-def unpin(store: StoreFolder, names: Names, as_json: Json = False) -> None:
+def unpin(names: Names, store: StoreFolder = STORE, as_json: Json = False) -> None:
     """Let pieces be evicted again."""
     _set_pin(store, names, False, as_json)
 
 
 @app.command()
-def rm(store: StoreFolder, names: Names, as_json: Json = False) -> None:
+def rm(names: Names, store: StoreFolder = STORE, as_json: Json = False) -> None:
     """Delete pieces; with a chunk goes every patch made from it."""
     gone: list[str] = []
     with open_store(store) as tier:
-        for entry in [find_piece(tier, name) for name in names]:
+        entries = [find_piece(tier, name) for name in names]
+        for entry in entries:
             going = [*tier.patches_of(entry.id), entry.id]
-            if tier.delete(entry.id, entry.owner):
-                gone += going
-            if not as_json:
-                typer.echo(f"deleted {entry.kind} {entry.id}")
-    if as_json:
-        show_json(list(dict.fromkeys(gone)))
+            gone += going if tier.delete(entry.id, entry.owner) else []
+    show(list(dict.fromkeys(gone)), as_json, "\n".join(f"deleted {entry.kind} {entry.id}" for entry in entries))
 
 
 @app.command("export")
 def export_(
-    store: StoreFolder,
     out: Annotated[Path, typer.Option(help="Folder for the files.")],
+    store: StoreFolder = STORE,
     names: Annotated[
         list[str] | None, typer.Argument(help="Ids, or their beginnings; every piece if left out.")
     ] = None,
@@ -148,16 +156,13 @@ def export_(
                 export_piece(tier, entry.id, out)
                 done += entry.bytes
                 step(done)
-    if as_json:
-        show_json([entry.id for entry in chosen])
-    else:
-        typer.echo(f"{len(chosen)} pieces in {out}")
+    show([entry.id for entry in chosen], as_json, f"{len(chosen)} pieces in {out}")
 
 
 @app.command("import")
 def import_(
-    store: StoreFolder,
     source: Annotated[Path, typer.Argument(help="A file, or a folder that `export` wrote.")],
+    store: StoreFolder = STORE,
     replace: Annotated[
         bool, typer.Option("--replace", help="Write pieces that are here again, as the files have them.")
     ] = False,
@@ -182,18 +187,16 @@ def import_(
             except EmblemaError as error:
                 refused[str(path)] = str(error)
             step(index + 1)
-    if as_json:
-        show_json({"taken": taken, "kept": kept, "refused": refused})
-    else:
-        typer.echo(f"{len(taken)} pieces taken, {len(kept)} kept, {len(refused)} refused")
-        for name, reason in refused.items():
-            typer.echo(f"{name}: {reason}", err=True)
+    said = f"{len(taken)} pieces taken, {len(kept)} kept, {len(refused)} refused"
+    show({"taken": taken, "kept": kept, "refused": refused}, as_json, said)
+    for name, reason in refused.items() if not as_json else ():
+        typer.echo(f"{name}: {reason}", err=True)
     if refused:
         raise typer.Exit(1)
 
 
 @app.command()
-def stats(store: StoreFolder, as_json: Json = False) -> None:
+def stats(store: StoreFolder = STORE, as_json: Json = False) -> None:
     """Say how much is held, and by whom."""
     held: dict[str, dict[str, int]] = {}
     with open_store(store) as tier:
@@ -203,16 +206,13 @@ def stats(store: StoreFolder, as_json: Json = False) -> None:
             owned["chunks" if entry.kind == "chunk" else "patches"] += 1
             owned["pinned"] += entry.terms.pinned
             owned["bytes"] += entry.bytes
-    if as_json:
-        show_json({"folder": str(store), "pieces": count, "bytes": size, "owners": held, "scan": scan})
-        return
-    typer.echo(f"{count} pieces, {size:,} bytes")
-    typer.echo(f"opened: {scan}")
-    for owner, owned in sorted(held.items()):
-        typer.echo(
-            f"  {owner[:16]}: {owned['chunks']} chunks, {owned['patches']} patches, {owned['pinned']} pinned, "
-            f"{owned['bytes']:,} bytes"
-        )
+    lines = [
+        f"  {owner[:16]}: {owned['chunks']} chunks, {owned['patches']} patches, {owned['pinned']} pinned, "
+        f"{owned['bytes']:,} bytes"
+        for owner, owned in sorted(held.items())
+    ]
+    found = {"folder": str(store), "pieces": count, "bytes": size, "owners": held, "scan": scan}
+    show(found, as_json, "\n".join([f"{count} pieces, {size:,} bytes", f"opened: {scan}", *lines]))
 
 
 def _set_pin(store: Path, names: list[str], pinned: bool, as_json: bool) -> None:
@@ -220,10 +220,8 @@ def _set_pin(store: Path, names: list[str], pinned: bool, as_json: bool) -> None
         entries = [find_piece(tier, name) for name in names]
         for entry in entries:
             tier.set_pin(entry.id, pinned)
-            if not as_json:
-                typer.echo(f"{'pinned' if pinned else 'unpinned'} {entry.id}")
-    if as_json:
-        show_json([entry.id for entry in entries])
+    done = "pinned" if pinned else "unpinned"
+    show([entry.id for entry in entries], as_json, "\n".join(f"{done} {entry.id}" for entry in entries))
 
 
 @contextmanager
@@ -239,6 +237,7 @@ def open_store(folder: Path) -> "Iterator[DiskTier]":
         raise StoreError(f"--store {folder}: there is no such folder")
     if not (folder / "FORMAT").exists():
         raise StoreError(f"--store {folder}: this folder is no store: it has no file FORMAT")
+    raise_on_interrupt()
     tier = DiskTier(folder, UNBOUNDED)
     try:
         yield tier
@@ -263,43 +262,13 @@ def find_piece(tier: "DiskTier", name: str) -> "DiskEntry":
     return matching[0]
 
 
-def show_entries(found: "Sequence[DiskEntry]", plain: bool) -> None:
-    """Print a table of pieces, and their sum."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("id", "kind", "owner", "bytes", "created", "used", "terms"):
-        table.add_column(name, justify="right" if name == "bytes" else "left", no_wrap=True)
-    for entry in found:
-        moments = (_moment(entry.created), _moment(entry.accessed))
-        table.add_row(entry.id[:16], entry.kind, entry.owner[:12], f"{entry.bytes:,}", *moments, _terms(entry))
-    screen = console(plain)
-    screen.print(table)
-    screen.print(f"{len(found)} pieces, {sum(entry.bytes for entry in found):,} bytes")
-
-
-def show_fields(fields: Mapping[str, Any]) -> None:
-    """Print a piece, a line for each field; what is within a field is indented."""
-    for key, value in fields.items():
-        if isinstance(value, dict):
-            typer.echo(f"{key}:")
-            for inner, held in value.items():
-                typer.echo(f"  {inner}: {held if isinstance(held, int | str | float) else json.dumps(held)}")
-        else:
-            typer.echo(f"{key}: {', '.join(value) if isinstance(value, tuple | list) else value}")
-
-
 @contextmanager
-def bar(plain: bool, what: str, total: int) -> Iterator[Any]:
+def bar(hidden: bool, what: str, total: int) -> Iterator[Callable[[float], None]]:
     """Show a progress bar on a terminal; yields what to call with the progress so far."""
     from rich.progress import Progress
 
-    screen = console(plain)
-    if plain or not screen.is_terminal:
-        yield lambda done: None
-        return
-    with Progress(console=screen, transient=True) as progress:
+    screen = console(hidden)
+    with Progress(console=screen, transient=True, disable=hidden or not screen.is_terminal) as progress:
         task = progress.add_task(what, total=max(total, 1))
         yield lambda done: progress.update(task, completed=done)
 
@@ -311,9 +280,3 @@ def _terms(entry: "DiskEntry") -> str:
     words += [f"{terms.seconds:g} s"] if terms.seconds is not None else []
     words += [f"{terms.idle_seconds:g} s idle"] if terms.idle_seconds is not None else []
     return ", ".join(words)
-
-
-def _moment(seconds: float) -> str:
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -18,6 +18,7 @@ from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import bounded
 from emblema.link.strategies.base import Strategy
+from emblema.media.given import GivenMedia
 from emblema.media.load import LoadedMedia, load_media
 from emblema.session.decoding import Sampling
 from emblema.session.prompt_reader import PromptLike, load_named
@@ -25,8 +26,11 @@ from emblema.session.replies import Piece, Reply
 from emblema.session.requests import Prefill
 from emblema.session.survivors import SurvivorChoice
 from emblema.store.store import Store, TenantStore
+from emblema.work_pool import PoolSize, WorkPool, run_alone
 
 T = TypeVar("T")
+BESIDE = PoolSize(8, 6)
+"""Media that are read at once away from the model's thread, of all tenants and of one."""
 
 
 class AsyncEngine:
@@ -37,11 +41,15 @@ class AsyncEngine:
     Args:
         engine: the engine; from now on it is this one's thread that owns its model.
         limits: how much is taken on at once.
+
+    Attributes:
+        beside: threads for what is done for its requests away from the model's; all tenants share them.
     """
 
     def __init__(self, engine: Engine, limits: SchedulerLimits | None = None) -> None:
         self.engine = engine
         self.scheduler = Scheduler(engine, limits)
+        self.beside = WorkPool("beside", BESIDE)
         self._owner = True
         self._closed = False
         engine.defer_idle(True)
@@ -51,12 +59,12 @@ class AsyncEngine:
         cls, name: str | Path = "reference", *, scheduler: SchedulerLimits | None = None, **options: Any
     ) -> Self:
         """As `Engine.load`, without holding up the event loop."""
-        return cls(await asyncio.to_thread(partial(Engine.load, name, **options)), scheduler)
+        return cls(await run_alone("load", partial(Engine.load, name, **options)), scheduler)
 
     def on(self, store: Store | TenantStore) -> "AsyncEngine":
         """Return an engine of another tenant on the same model and thread; closing it does nothing."""
         other = object.__new__(AsyncEngine)
-        other.engine, other.scheduler = self.engine.on(store), self.scheduler
+        other.engine, other.scheduler, other.beside = self.engine.on(store), self.scheduler, self.beside
         other._owner, other._closed = False, False
         return other
 
@@ -72,16 +80,17 @@ class AsyncEngine:
 
     async def _loaded(self, source: Any, options: Mapping[str, Any]) -> Any:
         """Return a source of media as it is decoded, away from the model's thread; any other as it is."""
-        if not isinstance(source, str | Path | bytes):
+        if source is None or isinstance(source, EncodedChunk):
             return source
-        return await self._load(source, options.get("kind"), options.get("fps", 1.0))
+        return await self._load(GivenMedia(source, options.get("kind")), options.get("fps", 1.0))
 
     async def _with_media(self, parts: PromptLike) -> PromptLike:
         """Return a prompt with what it names by path, address or bytes decoded, away from the model's thread."""
         return await load_named(parts, self._load)
 
-    async def _load(self, source: Any, kind: str | None, fps: float = 1.0) -> LoadedMedia:
-        return await asyncio.to_thread(load_media, source, kind, fps, self.engine.session.limits)
+    async def _load(self, item: GivenMedia, fps: float = 1.0) -> LoadedMedia:
+        limits = self.engine.session.limits
+        return await self.beside.run(self.store.owner, load_media, item.source, item.kind, fps, limits, item.settings)
 
     async def run(self, work: Callable[[Engine], T]) -> T:
         """Do something with the engine on its own thread, in its turn: `run(lambda engine: engine.files.list())`."""
@@ -138,13 +147,16 @@ class AsyncEngine:
             raise PromptError("the stream ended without a reply")
         return reply
 
-    def pieces(self, request: GenerateRequest, *, seconds: float | None = None, rows: int = 0) -> AsyncIterator[Piece]:
+    def pieces(
+        self, request: GenerateRequest, *, seconds: float | None = None, rows: int = 0, choices: int = 1
+    ) -> AsyncIterator[Piece]:
         """Take a request on, and return its pieces, one for every token; one without text yet is empty.
 
         Args:
             request: what is asked. Media that it names are decoded on the model's thread: give decoded ones.
             seconds: after which the reply is given up; None for never.
             rows: rows that the prompt may have, for admission.
+            choices: replies that are made of the prompt, which is prefilled once; each piece says whose it is.
 
         Raises:
             BusyError: too much waits already.
@@ -158,7 +170,7 @@ class AsyncEngine:
         def deliver(piece: Piece | Exception) -> None:
             loop.call_soon_threadsafe(made.put_nowait, piece)
 
-        generation = Generation(request, deliver, deadline, rows)
+        generation = Generation(request, deliver, deadline, rows, choices)
         self.scheduler.submit(self.engine, generation)
         return _read(generation, made)
 
@@ -171,8 +183,9 @@ class AsyncEngine:
         if self._closed or not self._owner:
             return
         self._closed = True
-        await asyncio.to_thread(self.scheduler.close, grace)
-        await asyncio.to_thread(self.engine.close)
+        await run_alone("close", self.scheduler.close, grace)
+        await run_alone("close", self.engine.close)
+        self.beside.close()
         self.engine.defer_idle(False)
 
     async def __aenter__(self) -> Self:
@@ -183,18 +196,18 @@ class AsyncEngine:
 
 
 async def _read(generation: Generation, made: "asyncio.Queue[Piece | Exception]") -> AsyncIterator[Piece]:
-    """Yield the pieces of a reply; whoever leaves before the end cancels it.
+    """Yield the pieces of a request's replies; whoever leaves before the end cancels them.
 
     Raises:
         EmblemaError: what ended the reply.
     """
+    left = generation.choices
     try:
-        while True:
+        while left:
             piece = await made.get()
             if isinstance(piece, Exception):
                 raise piece
+            left -= piece.reply is not None
             yield piece
-            if piece.reply is not None:
-                return
     finally:
         generation.cancel()

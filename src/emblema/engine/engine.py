@@ -20,7 +20,6 @@ from emblema.library.embedders import Embedder
 from emblema.library.libraries import Libraries
 from emblema.library.static import StaticLibrary
 from emblema.library.tenant_model import TenantModel
-from emblema.link.policy.costs import Costs
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.auto import bounded
@@ -30,6 +29,7 @@ from emblema.models.adapter import Adapter
 from emblema.models.load import DeviceMap, load_model
 from emblema.models.prepare import Preparer
 from emblema.models.selfcheck import SelfCheck, selfcheck
+from emblema.session.anchor import find_anchor
 from emblema.session.chat_template import ChatTemplate
 from emblema.session.decoding import Sampling, SamplingKnobs
 from emblema.session.patch_worker import PatchWorker
@@ -40,11 +40,12 @@ from emblema.session.requests import LinkRequest, Prefill
 from emblema.session.session import DECODE_RESERVE, Session
 from emblema.session.survivors import SurvivorChoice, keeps_survivors
 from emblema.session.turn_tokenizer import TurnTokenizer
-from emblema.session.warm_parts import find_warm_parts
+from emblema.session.warm_parts import behind_text, find_warm_parts
 from emblema.store.record import Terms
 from emblema.store.settings import StoreSettings
 from emblema.store.store import Store, TenantStore
 from emblema.store.warm_parts import WarmParts
+from emblema.stream.method import Method
 from emblema.stream.settings import StreamSettings, change_settings
 from emblema.stream.stream import Stream
 from emblema.window.budget import WindowBudget
@@ -65,6 +66,7 @@ class Engine:
         limits: bounds on media from outside.
         salt: the tenant's secret; ids made under different salts never meet. A tenant's store has its own.
         policy: bounds for `auto`, and for what it does after the answers.
+        anchor: token ids that chunks are prefilled after; None for what the chat template begins a prompt with.
 
     Attributes:
         session: the tenant's session: reads, links and decodes.
@@ -83,8 +85,10 @@ class Engine:
         limits: MediaLimits | None = None,
         salt: bytes = b"",
         policy: Policy | None = None,
+        anchor: Sequence[int] | None = None,
     ) -> None:
-        adapter = Adapter(model)
+        preparer = None if processor is None else Preparer(processor, model.config)
+        adapter = Adapter(model, find_anchor(preparer) if anchor is None else anchor)
         self.selfcheck: SelfCheck = selfcheck(adapter)
         self._own_store = None
         if store is None or isinstance(store, str | Path):
@@ -93,11 +97,10 @@ class Engine:
         self.session = Session(
             adapter,
             _tenant_store(store if self._own_store is None else self._own_store, salt, adapter.device),
-            None if processor is None else Preparer(processor, adapter.model.config),
+            preparer,
             limits or MediaLimits(),
             policy or Policy(),
             PatchWorker(),
-            Costs(),
         )
 
     @classmethod
@@ -113,8 +116,9 @@ class Engine:
         limits: MediaLimits | None = None,
         salt: bytes = b"",
         policy: Policy | None = None,
+        anchor: Sequence[int] | None = None,
     ) -> Self:
-        """Return an engine on the bundled model (`reference`), a Hugging Face id, or a folder.
+        """Return an engine on a bundled model (`reference`) or a pretrained one, a Hugging Face id, or a folder.
 
         With `device_map="auto"` the layers of a model that is too large for one GPU are shared out over several, and
         each layer's rows are where it is; see `load_model`.
@@ -123,7 +127,7 @@ class Engine:
             ModelError: the model cannot be loaded, or is not supported.
         """
         model, processor = load_model(name, device, dtype, device_map, max_memory)
-        return cls(model, processor, store=store, limits=limits, salt=salt, policy=policy)
+        return cls(model, processor, store=store, limits=limits, salt=salt, policy=policy, anchor=anchor)
 
     def on(self, store: Store | TenantStore) -> Self:
         """Return an engine on the same model for another tenant, to be used from the same thread.
@@ -190,8 +194,8 @@ class Engine:
         """Encode and prefill a piece of media once; it is found again by its content next time.
 
         Args:
-            source: path, bytes or URL of a picture, video, PDF or recording; a PIL picture or an array; or a piece that
-                `encode` made, which is only prefilled.
+            source: path, bytes, URL or file object of a picture, video, PDF or recording; a PIL picture, array or
+                tensor, or a list of them for a clip; or a piece that `encode` made, which is only prefilled.
             kind: `image`, `video`, `document` or `audio`; recognised by its content if left out.
             text: a text passage instead of a source.
             fps: frames a second to sample a video at.
@@ -268,9 +272,10 @@ class Engine:
         Raises:
             PromptError: the parts are longer than the model's context.
         """
-        self.prefill(parts, policy=replace(self.policy, forming_seconds=None), keep=True)
+        prompt = self.prefill(parts, policy=replace(self.policy, forming_seconds=None), keep=True).prompt
         self.settle()
         # Where an earlier prompt was taken as a prefix nothing was computed, and nothing formed.
+        parts = behind_text(parts, prompt, self.adapter.anchor)
         return find_warm_parts(self.store, self.prefill(parts, self.order_strategy).prompt)
 
     def prompt(self, parts: PromptLike, *, template: bool = True) -> Prompt:
@@ -418,10 +423,11 @@ class Engine:
         exact_media = strategy_name(request.strategy) != "auto"
         kept, reserve = keeps_survivors(request.survivors), min(most, reserve)
         with session.adapter.weights.unchanging():
-            prompt = session.read(request.parts, request.template, prefill_media=exact_media)
+            prompt = session.read(request.parts, request.template, prefill_media=exact_media, tools=request.tools)
             session.refuse_without_room(prompt, 1 if request.shorten else most)
             link = LinkRequest(prompt, request.strategy, reserve, inline_media=True, survivors=kept, began=began)
-            return session.link(link, learn_later=True)
+            prefill = session.link(link, learn_later=True)
+        return replace(prefill, remark=session.remark_on(request.parts, request.tools))
 
     def retrieving(self, prefill: Prefill, request: GenerateRequest) -> RetrievingReply:
         """Return a reply in which the model's own requests are answered.
@@ -464,7 +470,7 @@ class Engine:
 
     def stream(
         self,
-        method: str = "mosaic",
+        method: str | type[Method] = "mosaic",
         settings: StreamSettings | None = None,
         *,
         system: str | None = None,
@@ -474,8 +480,8 @@ class Engine:
         """Return a stream of frames to be asked at any time; see `Stream`.
 
         Args:
-            method: how frames that leave the window are remembered; see `emblema.stream.methods`.
-            settings: how much is seen, and how clusters are kept.
+            method: how frames that leave the window are remembered: `mosaic`, `mosaic-paper`, or a class of your own.
+            settings: how much is seen and kept.
             system: text before the user's turn.
             template: write the turn as the model's chat template does; without it the question is taken as it is.
             changes: single settings by name, such as `budget=32`.

@@ -1,9 +1,11 @@
-"""A request to generate, and the reply while it is made."""
+"""A request to generate, and its reply, or several, while they are made."""
 
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 from emblema.engine.retrieval import Retrieval
 from emblema.link.strategies.base import Strategy
@@ -12,6 +14,8 @@ from emblema.session.prompt_reader import PromptLike
 from emblema.session.replies import Piece
 from emblema.session.survivors import SurvivorChoice
 
+_LOG = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
@@ -19,6 +23,7 @@ class GenerateRequest:
 
     Attributes:
         likeliest: how many of the likeliest tokens are told for every token; None tells no probabilities.
+        tools: functions that messages may call, in OpenAI's form.
         shorten: whether the reply may be shorter than the sampling says where the model's context has no more room.
     """
 
@@ -30,17 +35,19 @@ class GenerateRequest:
     survivors: SurvivorChoice = "drop"
     likeliest: int | None = None
     shorten: bool = False
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 class Generation:
-    """A reply that is being made. It may be cancelled from any thread.
+    """Replies to one request that are being made. It may be cancelled from any thread.
 
     Args:
         request: what is asked.
         deliver: called on the model's thread with every piece, perhaps empty, and once with the error that ended it.
-            It must not wait.
+            It must not wait. A reply whose `deliver` raises is wanted by nobody: it is cancelled.
         deadline: `time.perf_counter` after which the reply is given up; None for none.
         rows: rows that the prompt may have, for admission.
+        choices: replies that are made of the same prompt, with the seeds that follow the request's.
 
     Attributes:
         began: `time.perf_counter` at the call.
@@ -53,8 +60,10 @@ class Generation:
         deliver: Callable[[Piece | Exception], None],
         deadline: float | None = None,
         rows: int = 0,
+        choices: int = 1,
     ) -> None:
-        self.request, self.rows, self.deadline = request, rows, deadline
+        self.request, self.rows, self.deadline, self.choices = request, rows, deadline, choices
+        self._left = choices
         self.began = perf_counter()
         self._deliver = deliver
         self._cancelled = threading.Event()
@@ -76,12 +85,21 @@ class Generation:
 
     def give(self, piece: Piece) -> None:
         """Deliver a piece."""
-        self.over = piece.reply is not None
-        if not self.cancelled:
-            self._deliver(piece)
+        self._left -= piece.reply is not None
+        self.over = self._left == 0
+        self._tell(piece)
 
     def fail(self, error: Exception) -> None:
         """End with an error."""
         self.over = True
-        if not self.cancelled:
-            self._deliver(error)
+        self._tell(error)
+
+    def _tell(self, what: Piece | Exception) -> None:
+        if self.cancelled:
+            return
+        try:
+            self._deliver(what)
+        except Exception as error:
+            # The caller's: it may not end the thread that serves all others.
+            _LOG.warning("a reply is given up, as it cannot be delivered: %s", error)
+            self.cancel()

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from emblema.engine.engine import Engine
 from emblema.engine.generation import Generation
-from emblema.errors import ModelError
+from emblema.errors import EmblemaError, PromptError
 from emblema.models.adapter import Adapter
-from emblema.models.graph_recorder import step_recorder
+from emblema.models.decode_steps import step_recorder
 from emblema.session.decode_batch import DecodeBatch, DecodeSequence, NextToken
 from emblema.session.decoding import DecodeStart, Sampler
 from emblema.session.replies import Piece, ReplyWriter
@@ -22,11 +22,12 @@ class _Reply:
     generation: Generation
     sequence: DecodeSequence
     writer: ReplyWriter
+    choice: int
 
     def give(self, token: NextToken) -> bool:
         """Deliver a token; return whether the reply goes on."""
         piece = self.writer.push(token.token)
-        piece.probability = token.probability
+        piece.probability, piece.choice = token.probability, self.choice
         self.generation.give(piece)
         return piece.reply is None
 
@@ -64,33 +65,46 @@ class ReplyBatch:
     @property
     def generations(self) -> list[Generation]:
         """All of them."""
-        replies = [*self._replies.values(), *(reply for reply, _ in self._waiting)]
-        return [reply.generation for reply in replies] + [turn.generation for turn in self._turns]
+        replies: list[_Reply | _Turn] = [*self._replies.values(), *(reply for reply, _ in self._waiting), *self._turns]
+        return list(dict.fromkeys(reply.generation for reply in replies))
 
     def begin(self, engine: Engine, generation: Generation) -> None:
-        """Link a request's prompt, deliver the reply's first token, and take the reply on.
+        """Link a request's prompt, deliver the first token of its replies, and take them on.
 
         Raises:
             EmblemaError: the request is not right.
         """
         request = generation.request
+        if request.retrieval is not None and generation.choices > 1:
+            raise PromptError("a reply that may search is made alone: ask for one choice")
         reserve = 0 if request.retrieval is None else DECODE_RESERVE
         prefill = engine.begin(request, generation.began, reserve)
+        # Decoded media are let go with the prompt that they were read into.
+        generation.request = replace(request, parts=())
         if request.retrieval is not None:
             turn = _Turn(generation, engine.retrieving(prefill, request).pieces(generation.began))
             self._turns.append(turn)
             self._advance(turn)
             engine.session.after_answer()
             return
+        if generation.choices > 1 and generation.choices * prefill.prompt.tokens > self._batch.most_rows:
+            # Some would wait for others, and nothing else may begin meanwhile.
+            raise PromptError(
+                f"{generation.choices} replies to a prompt of {prefill.prompt.tokens} rows are more than is decoded at "
+                "once: ask for fewer choices"
+            )
         start = DecodeStart.after(prefill.prompt, prefill.linked)
         room = engine.session.room_after(prefill.prompt)
-        sampling = replace(request.sampling, max_new_tokens=min(room, request.sampling.max_new_tokens))
-        sequence = DecodeSequence(start, Sampler(sampling), request.likeliest)
-        writer = engine.session.writer(prefill, sampling, generation.began)
-        reply = _Reply(generation, sequence, writer)
-        if reply.give(sequence.first):
-            self._waiting.append((reply, start))
-            self._admit()
+        most = min(room, request.sampling.max_new_tokens)
+        samplings = [request.sampling.of_choice(choice, most) for choice in range(generation.choices)]
+        # A first token that cannot be chosen ends the request before any of its replies is taken on.
+        sequences = [DecodeSequence(start, Sampler(sampling), request.likeliest) for sampling in samplings]
+        for choice, (sequence, sampling) in enumerate(zip(sequences, samplings, strict=True)):
+            writer = engine.session.writer(prefill, sampling, generation.began)
+            reply = _Reply(generation, sequence, writer, choice)
+            if reply.give(sequence.first):
+                self._waiting.append((reply, start))
+        self._admit()
         # With the first token out, what the prompt teaches is learnt before its rows are let go.
         engine.session.after_answer()
 
@@ -103,10 +117,13 @@ class ReplyBatch:
     def step_batch(self) -> None:
         """Deliver the next token of the replies that are decoded together."""
         for sequence, token in self._batch.step():
-            reply = self._replies[sequence]
-            if isinstance(token, ModelError):
+            reply = self._replies.get(sequence)
+            if reply is None:
+                # Another reply of the same request has failed in this step.
+                continue
+            if isinstance(token, EmblemaError):
                 reply.generation.fail(token)
-                self._leave(sequence)
+                self.remove([reply.generation])
             elif not reply.give(token):
                 self._leave(sequence)
         self._admit()

@@ -147,7 +147,7 @@ class RetrievingReply:
         retrieval: Retrieval,
         question: str,
     ) -> None:
-        self.prefill, self.state = prefill, ReplyState(prefill.plan, prefill.usage)
+        self.prefill, self.state = prefill, ReplyState(prefill.plan, prefill.usage, remark=prefill.remark)
         self._session, self._strategy, self._retrieval = session, strategy, retrieval
         self._sampler = Sampler(sampling)
         self._reader = RequestReader(retrieval, session.tokenizer, question)

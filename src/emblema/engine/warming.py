@@ -1,12 +1,11 @@
 """Making parts of a prompt ready on a server before they are asked about: their rows, and their patches."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
 from emblema.engine.async_engine import AsyncEngine
 from emblema.session.prompt_reader import PromptPart
-from emblema.session.warm_parts import find_warm_parts
+from emblema.session.warm_parts import behind_text, find_warm_parts
 from emblema.store.warm_parts import WarmParts
 
 FORMING_SECONDS = 60.0
@@ -25,8 +24,11 @@ async def warm(engine: AsyncEngine, parts: Sequence[PromptPart]) -> WarmParts:
         StoreError: a piece is in memory only.
     """
     runtime, store = engine.engine.policy_runtime, engine.store
-    await engine.run(lambda own: own.prefill(parts, policy=replace(own.policy, forming_seconds=None), keep=True).usage)
-    await asyncio.to_thread(runtime.patch_worker.settle, FORMING_SECONDS)
-    prompt = await engine.run(lambda own: own.prefill(parts, own.order_strategy).prompt)
-    await asyncio.to_thread(store.flush)
-    return await asyncio.to_thread(find_warm_parts, store, prompt)
+    kept = await engine.run(
+        lambda own: own.prefill(parts, policy=replace(own.policy, forming_seconds=None), keep=True).prompt
+    )
+    await engine.beside.run(store.owner, runtime.patch_worker.settle, FORMING_SECONDS)
+    behind = behind_text(parts, kept, engine.engine.adapter.anchor)
+    prompt = await engine.run(lambda own: own.prefill(behind, own.order_strategy).prompt)
+    await engine.beside.run(store.owner, store.flush)
+    return await engine.beside.run(store.owner, find_warm_parts, store, prompt)

@@ -9,13 +9,13 @@ from rich.console import Console
 
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
-from emblema.eval.metrics import PLATEAU, Share, agreement, eta, flip_recovery, median_eta
+from emblema.eval.metrics import PLATEAU, Share, agreement, eta, flip_recovery
 from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
 from emblema.link.executor import LinkTrace
-from emblema.link.policy.fidelity import Sample, divergence, first_token
-from emblema.link.policy.margins import DEFAULT
-from emblema.link.policy.policy import Lane
+from emblema.link.lanes import Lane
+from emblema.link.policy.certificate import Sample
+from emblema.link.policy.fidelity import PROVISIONAL, compare, divergence, first_token
 from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.query import QueryStrategy
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
@@ -25,7 +25,7 @@ from emblema.session.prompt_reader import PromptPart, slid
 SETTINGS = ("visible", "slid")
 SHARES = ("patch-6%", "patch-25%")
 FULL, BLIND = "full", "blind"
-QUERY = QueryStrategy(0.12, least_margin=0.0)
+QUERY = QueryStrategy(0.25, least_margin=0.0)
 """What `auto` does with pictures in a combination that it does not know; here every answer stands, sure or not."""
 QUESTIONS = ("What is shown in the first picture?", "What have the pictures in common?", "Describe the last picture.")
 
@@ -69,7 +69,6 @@ class CheckRow:
     divergence: float
     worst: float
     eta: float
-    median_eta: Share
     first_token: float
     greedy: float
     flips: Share
@@ -172,23 +171,20 @@ def measure(
         for setting in SETTINGS
         for name in strategies
     ]
-    samples = {name: _samples(answers, name) for name in strategies if name != FULL}
+    samples = {
+        name: tuple(
+            compare(full.logits, own.logits)
+            for setting in SETTINGS
+            for full, own in zip(answers[setting, FULL], answers[setting, name], strict=True)
+        )
+        for name in strategies[1:]
+    }
     kinds = tuple(dict.fromkeys(chunk.kind for chunk in pictures))
     return CheckResult(len(pictures), tuple(questions), chosen, answer_tokens, tuple(rows), kinds, samples)
 
 
-def _samples(answers: Mapping[tuple[str, str], Sequence[CheckAnswer]], name: str) -> tuple[Sample, ...]:
-    """Return how far a strategy's answers are from re-prefill's; those that would not stand are left out."""
-    return tuple(
-        Sample.of(full.logits, own.logits)
-        for setting in SETTINGS
-        for full, own in zip(answers[setting, FULL], answers[setting, name], strict=True)
-        if own.margin is None or own.margin >= DEFAULT
-    )
-
-
 def teach_policy(result: CheckResult, policy: PolicyRuntime) -> tuple[int | None, int]:
-    """Hand what was measured to the policy of a store: the plateau, and how bare and patched contents answered.
+    """Hand what was measured to the policy of a store: the plateau, and how patched and read contents answered.
 
     Patches are measured as `auto` forms them from now on: at the plateau, or without one at a quarter of the bytes.
 
@@ -200,11 +196,11 @@ def teach_policy(result: CheckResult, policy: PolicyRuntime) -> tuple[int | None
         policy.set_plateau(plateau)
     named = [row.strategy for row in result.rows if row.rank and row.rank == plateau]
     count = 0
-    lanes = ((Lane.BARE, BLIND), (Lane.PATCH, (named or SHARES[-1:])[0]), (Lane.QUERY, QUERY.name))
+    lanes = ((Lane.PATCH, (named or SHARES[-1:])[0]), (Lane.QUERY, QUERY.name))
     for lane, strategy in lanes:
         for sample in result.samples[strategy]:
             for kind in result.kinds:
-                policy.record(kind, lane, sample.kl, sample.agrees)
+                policy.record(kind, lane, sample.kl, sample.agrees, sample.margin)
                 count += 1
     return plateau, count
 
@@ -247,7 +243,7 @@ def row_of(
     standing = [
         first != other
         for first, other, answer in zip(firsts[0], firsts[2], own, strict=True)
-        if answer.margin is not None and answer.margin >= DEFAULT
+        if answer.margin is not None and answer.margin >= PROVISIONAL
     ]
     return CheckRow(
         setting=setting,
@@ -256,7 +252,6 @@ def row_of(
         divergence=float(np.mean(losses)),
         worst=max(losses),
         eta=eta(losses, floors),
-        median_eta=median_eta(losses, floors),
         first_token=agreement(firsts[0], firsts[2]),
         greedy=float(np.mean(same)),
         flips=flip_recovery(*firsts),

@@ -5,14 +5,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from PIL import Image
-
 from emblema.eval.demo import STRATEGIES, DemoAnswer, DemoResult
-from emblema.eval.demo_media import DemoMedia
+from emblema.eval.demo_media import DemoQuestion
+from emblema.eval.demo_report import count_of
 
 SOURCES = ("computed now", "taken from the store", "taken and patched", "absent: slid out", "computed, then slid out")
 COLOURS = ("#d1495b", "#9db4c0", "#1d6f8a", "#efece4", "#eab6bd")
 LEAVING = 4
+WORD = 11
+"""Letters of an answer that are written, at most."""
+COUNTS = ("one", "two", "three", "four", "five", "six")
+HOPS = {"land": "multi-hop: what the colour under it means", "two": "multi-hop: of two pages"}
 FIRST, LATER, FORMING = "#2b2b2b", "#c9c3b8", "#e9b44c"
 INK, FAINT = "#2b2b2b", "#6b6b6b"
 HEAD = 3.1
@@ -31,7 +34,7 @@ def draw(result: DemoResult, path: Path) -> Path:
     figure = Figure(figsize=(15, height), dpi=110, facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.subplots(count, 3, width_ratios=(5.0, 4.0, 2.1), squeeze=False)
-    longest = max(answer.plan.rows for answer in result.outcomes)
+    longest = max(answer.replies[0].plan.rows for answer in result.outcomes)
     slowest = max(answer.ttft + answer.formed for answer in result.outcomes) * 1e3
     for index, situation in enumerate(result.situations):
         own = result.of_situation(index)
@@ -51,7 +54,7 @@ def draw(result: DemoResult, path: Path) -> Path:
 def _rows(axes: Any, outcomes: Sequence[DemoAnswer], longest: int, *, last: bool) -> None:
     """Draw a strip for each strategy: where the last layer's rows come from, for the first question."""
     for place, strategy in enumerate(STRATEGIES):
-        plan = next(answer.plan for answer in outcomes if answer.strategy == strategy)
+        plan = next(answer.replies[0].plan for answer in outcomes if answer.strategy == strategy)
         codes = plan.sources()[-1].tolist()
         for start, stop in plan.leaving:
             codes[start:stop] = [LEAVING if code == 0 else code for code in codes[start:stop]]
@@ -88,7 +91,9 @@ def _marks(axes: Any, outcomes: Sequence[DemoAnswer]) -> None:
     for place, strategy in enumerate(STRATEGIES):
         for column, answer in enumerate(answer for answer in outcomes if answer.strategy == strategy):
             colour, mark = ("#2a7f3f", "\u2713") if answer.right else ("#c0392b", "\u2717")
-            axes.text(column, place, f"{mark} {answer.text}", va="center", ha="left", fontsize=9, color=colour)
+            axes.text(
+                column, place, f"{mark} {answer.reply.text[:WORD]}", va="center", ha="left", fontsize=9, color=colour
+            )
     axes.set_xlim(0, 3)
     _style(axes, False, "")
     axes.set_axis_off()
@@ -113,73 +118,35 @@ def _head(figure: Any, result: DemoResult, height: float) -> None:
         return 1 - inches / height
 
     tokens = [answer.usage.prompt_tokens for answer in result.of("full")]
-    figure.text(
-        0.02,
-        up(0.2),
-        "Pages prefilled once, asked about in six arrangements",
-        fontsize=16,
-        fontweight="bold",
-        va="top",
-        color=INK,
+    title = f"Pages prefilled once, asked about in {COUNTS[len(result.situations) - 1]} arrangements"
+    figure.text(0.02, up(0.2), title, fontsize=16, fontweight="bold", va="top", color=INK)
+    rounds = count_of(result.rounds, "round" if result.rounds == 1 else "interleaved round")
+    measured = (
+        f"{result.media.described}, {result.chunks} chunks; prompts of {min(tokens):,} to {max(tokens):,} tokens; "
+        f"model {result.model} on {result.device}, {count_of(result.threads, 'thread')}, medians of {rounds}"
     )
-    threads = "1 thread" if result.threads == 1 else f"{result.threads} threads"
-    rounds = "1 round" if result.rounds == 1 else f"{result.rounds} interleaved rounds"
-    figure.text(
-        0.02,
-        up(0.52),
-        f"{len(result.media.pictures)} pictures and a clip, {result.chunks} chunks; prompts of {min(tokens):,} to "
-        f"{max(tokens):,} tokens; model {result.model} on {result.device}, {threads}, medians of {rounds}",
-        fontsize=9.5,
-        va="top",
-        color=FAINT,
-    )
-    for index, (caption, picture) in enumerate(_thumbnails(result.media)):
+    figure.text(0.02, up(0.52), measured, fontsize=9.5, va="top", color=FAINT)
+    for index, (caption, picture) in enumerate(result.media.thumbnails()):
         left = 0.02 + 0.082 * index
         axes = figure.add_axes((left, up(2.0), 0.072, 1.06 / height))
         axes.imshow(picture)
         axes.set_axis_off()
         axes.set_title(caption, fontsize=8.5, color=FAINT, pad=3)
-    for clip, title, inches in ((False, "asked in 1 to 5", 0.98), (True, "asked in 6", 1.6)):
-        for line, text in enumerate(_questions(result, clip=clip)):
-            if line == 0:
-                figure.text(0.53, up(inches), title, fontsize=9, va="baseline", color=FAINT)
+    together: dict[tuple[DemoQuestion, ...], list[int]] = {}
+    for number, situation in enumerate(result.situations, 1):
+        together.setdefault(result.media.questions(situation), []).append(number)
+    for inches, (asked, places) in zip((0.98, 1.6), together.items(), strict=False):
+        span = str(places[0]) if len(places) == 1 else f"{places[0]} to {places[-1]}"
+        figure.text(0.53, up(inches), f"asked in {span}", fontsize=9, va="baseline", color=FAINT)
+        for line, question in enumerate(asked):
+            text = f"{question.text.replace(' ?', '?')}  {question.answer}  ({HOPS.get(question.kind, 'single-hop')})"
             figure.text(0.6, up(inches + 0.18 * line), text, fontsize=9, va="baseline", color=INK)
     sources = [Patch(color=colour, label=name) for colour, name in zip(COLOURS, SOURCES, strict=True)]
-    times = [
-        Patch(color=FIRST, label="first question"),
-        Patch(color=FORMING, label="forming patches, once"),
-        Patch(color=LATER, label="next questions, median"),
-    ]
+    later = {FIRST: "first question", FORMING: "forming patches, once", LATER: "next questions, median"}
+    times = [Patch(color=colour, label=name) for colour, name in later.items()]
+    style: dict[str, Any] = {"loc": "upper left", "frameon": False, "fontsize": 8.5, "handlelength": 1.1}
     for handles, left in ((sources, 0.015), (times, 0.53)):
+        place = (left, up(2.3))
         figure.legend(
-            handles=handles,
-            loc="upper left",
-            bbox_to_anchor=(left, up(2.3)),
-            ncols=len(handles),
-            frameon=False,
-            fontsize=8.5,
-            handlelength=1.1,
-            columnspacing=1.2,
-            borderaxespad=0,
+            handles=handles, bbox_to_anchor=place, ncols=len(handles), columnspacing=1.2, borderaxespad=0, **style
         )
-
-
-def _questions(result: DemoResult, *, clip: bool) -> list[str]:
-    situation = next((situation for situation in result.situations if situation.clip == clip), None)
-    asked = () if situation is None else situation.questions(result.media)
-    hops = {True: "multi-hop: what the colour under it means", False: "single-hop"}
-    return [
-        f"{question.text.replace(' ?', '?')}  {question.answer}  ({hops[question.multi_hop]})" for question in asked
-    ]
-
-
-def _thumbnails(media: DemoMedia) -> list[tuple[str, Image.Image]]:
-    """Return captions and pictures: the legends, a map, and two scenes of the clip."""
-    from emblema.media import load_video
-
-    shown = [(f"legend {index + 1}", Image.open(media.folder / name)) for index, name in enumerate(media.legends)]
-    asked = next(question for question in media.questions if question.multi_hop)
-    page = next(name for name in asked.pages if name in media.maps)
-    shown.append((f"one of {len(media.maps)} maps", Image.open(media.folder / page)))
-    frames = load_video(media.folder / media.clip, media.frames_per_second).frames
-    return [*shown, ("clip: first scene", frames[0]), ("clip: last scene", frames[-1])]

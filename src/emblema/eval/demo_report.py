@@ -11,7 +11,7 @@ from rich.text import Text
 
 from emblema.eval.demo import PATCHED, STRATEGIES, DemoAnswer, DemoResult
 
-WIDTHS = {"strategy": 13, "answer": 8, "": 5, "computed": 8, "cached": 6, "patched": 7, "ttft": 8, "formed once": 17}
+WIDTHS = {"strategy": 13, "answer": 12, "": 5, "computed": 8, "cached": 6, "patched": 7, "ttft": 8, "formed once": 17}
 LEFT = ("strategy", "answer", "")
 
 
@@ -19,21 +19,21 @@ def show(console: Console, result: DemoResult) -> None:
     """Print everything."""
     lengths = [answer.usage.prompt_tokens for answer in result.of("full")]
     console.print(
-        f"\n{len(result.media.pictures)} pictures and a clip: {result.chunks} chunks, encoded and prefilled once in "
+        f"\n{result.media.described}: {result.chunks} chunks, encoded and prefilled once in "
         f"{result.adding_seconds:.1f} s. Prompts of {min(lengths):,} to {max(lengths):,} tokens on {result.device}, "
-        f"{_count(result.threads, 'thread')}; times are medians of {_count(result.rounds, 'interleaved round')}"
+        f"{count_of(result.threads, 'thread')}; times are medians of {count_of(result.rounds, 'interleaved round')}"
         f"{'' if result.rounds == result.wanted else ' (time ran short for more)'}. Every strategy"
         " has its own history and starts each round with nothing but the chunks.\n"
     )
     console.print(_table(show_header=True))
     for index, situation in enumerate(result.situations):
         console.print(Text(f"\n{situation.title}", "bold"))
-        for question in situation.questions(result.media):
-            own = [answer for answer in result.of_situation(index) if answer.request.question == question]
+        for place, question in enumerate(result.media.questions(situation)):
             console.print(Text(f"  {question.text}", "italic"))
             table = _table(show_header=False)
-            for answer in own:
-                table.add_row(*_line(answer))
+            for answer in result.of_situation(index):
+                if answer.place == place:
+                    table.add_row(*_line(answer))
             console.print(table)
     console.print(
         "\ncomputed + cached = tokens of the prompt; slid pages are absent unless a strategy has to run them. ttft: "
@@ -50,10 +50,7 @@ def exactness(result: DemoResult) -> Text:
     """Say whether `prefix`, which is exact by construction, answered as `full` did."""
     if not result.broken:
         return Text(f"prefix, exact by construction, answered as full did on all {len(result.of('prefix'))} requests.")
-    names = [
-        f"{result.situations[answer.request.situation].title}: {answer.request.question.text}"
-        for answer in result.broken
-    ]
+    names = [f"{result.situations[answer.situation].title}: {answer.question.text}" for answer in result.broken]
     said = f"BROKEN: prefix is exact by construction, yet it answered otherwise than full: {'; '.join(names)}"
     return Text(said, "bold red")
 
@@ -69,8 +66,9 @@ def summary_table(result: DemoResult) -> Table:
     table.add_row("right, multi-hop", *(_right(result.of(name), True) for name in STRATEGIES), end_section=True)
     for case in dict.fromkeys(situation.case for situation in result.situations):
         table.add_row(f"first, {case}", *(_timed(result, name, case) for name in STRATEGIES))
-        cost = _cost(result, case)
-        if cost:
+        formed = [answer.formed for answer in result.of(PATCHED, case) if answer.forming_tokens]
+        if formed:
+            cost = f"+{median(formed) * 1e3:,.0f} ms"
             table.add_row(Text("   forming, once", "dim"), "", "", "", Text(cost, "dim"))
     table.add_row("next questions", *(_timed(result, name, None) for name in STRATEGIES))
     return table
@@ -79,8 +77,8 @@ def summary_table(result: DemoResult) -> Table:
 def verdict(result: DemoResult) -> str:
     """Return what was found in this run, in one sentence."""
     full, blind, patch = (result.of(name) for name in ("full", "blind", PATCHED))
-    same = sum(answer.token_ids == other.token_ids for answer, other in zip(full, patch, strict=True))
-    fast, slow = (median(answer.ttft for answer in lane if answer.request.place == 0) for lane in (patch, full))
+    same = sum(answer.reply.token_ids == other.reply.token_ids for answer, other in zip(full, patch, strict=True))
+    fast, slow = (median(answer.ttft for answer in lane if answer.place == 0) for lane in (patch, full))
     formed = [answer.formed for answer in patch if answer.forming_tokens]
     return (
         f"{PATCHED} gave re-prefill's answer on {same} of {len(full)} requests and was right on {_sum(patch)} "
@@ -104,26 +102,19 @@ def _line(answer: DemoAnswer) -> tuple[str | Text, ...]:
     rows = (usage.computed_tokens, usage.cached_tokens, usage.patched_tokens)
     counts = (f"{count:,}" if count else "-" for count in rows)
     formed = f"{answer.forming_tokens:,} in {answer.formed * 1e3:,.0f} ms" if answer.forming_tokens else ""
-    return f"    {answer.strategy}", answer.text, mark, *counts, f"{answer.ttft * 1e3:,.0f} ms", formed
+    return f"    {answer.strategy}", answer.reply.text, mark, *counts, f"{answer.ttft * 1e3:,.0f} ms", formed
 
 
 def _timed(result: DemoResult, strategy: str, case: str | None) -> str:
-    own, full = _seconds(result, strategy, case), _seconds(result, STRATEGIES[0], case)
+    own, full = (
+        median(answer.ttft for answer in result.of(name, case) if (answer.place == 0) == (case is not None))
+        for name in (strategy, STRATEGIES[0])
+    )
     return f"{own * 1e3:,.0f} ms" + ("" if strategy == STRATEGIES[0] else f" {full / own:.1f}x")
 
 
-def _seconds(result: DemoResult, strategy: str, case: str | None) -> float:
-    chosen = result.of(strategy, case)
-    return median(answer.ttft for answer in chosen if (answer.request.place == 0) == (case is not None))
-
-
-def _cost(result: DemoResult, case: str) -> str:
-    formed = [answer for answer in result.of(PATCHED, case) if answer.forming_tokens]
-    return f"+{median(answer.formed for answer in formed) * 1e3:,.0f} ms" if formed else ""
-
-
 def _right(outcomes: Sequence[DemoAnswer], multi_hop: bool) -> str:
-    chosen = [answer for answer in outcomes if answer.request.question.multi_hop == multi_hop]
+    chosen = [answer for answer in outcomes if answer.question.multi_hop == multi_hop]
     return f"{_sum(chosen)} of {len(chosen)}"
 
 
@@ -136,5 +127,6 @@ def _milliseconds(seconds: Sequence[float]) -> str:
     return f"{low} ms" if low == high else f"{low} to {high} ms"
 
 
-def _count(number: int, noun: str) -> str:
+def count_of(number: int, noun: str) -> str:
+    """Return a number with its noun."""
     return f"{number} {noun}" + ("" if number == 1 else "s")

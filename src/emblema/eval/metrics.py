@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-MEASURABLE = 1e-3
-"""Nats of divergence under blind reuse from which an item counts as having a deficit."""
 PLATEAU = 0.94
 """Share of full rank's recovery from which a rank counts as on the plateau: what Kamera's rank 32 has of rank 64's."""
 
@@ -34,17 +32,6 @@ def eta(method: ArrayLike, blind: ArrayLike) -> float:
     """
     floor = float(np.mean(_floats(blind)))
     return 1.0 - float(np.mean(_floats(method))) / floor if 0 < floor < np.inf else float("nan")
-
-
-def median_eta(method: ArrayLike, blind: ArrayLike, measurable: float = MEASURABLE) -> Share:
-    """Return the median of 1 - KL(method) / KL(blind) over items moved by `measurable` nats or more by blind reuse.
-
-    Items whose divergence under blind reuse is infinite are left out.
-    """
-    losses, floors = _floats(method), _floats(blind)
-    kept = (floors >= measurable) & np.isfinite(floors)
-    count = int(kept.sum())
-    return Share(float(np.median(1.0 - losses[kept] / floors[kept])) if count else float("nan"), count)
 
 
 def agreement(reference: ArrayLike, method: ArrayLike) -> float:

@@ -1,8 +1,12 @@
 """Where tensors are kept when nobody says so, and telling a device what to do and waiting until it is done."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+
+HIGH = -1
+"""Priority of the model's own recorded steps on a GPU; what is done beside it has the lowest, 0."""
 
 
 def default_device() -> torch.device:
@@ -39,3 +43,23 @@ def launching_on(device: torch.device) -> AbstractContextManager[object]:
     if device.type != "cuda" or torch.cuda.device_count() < 2:
         return nullcontext()
     return torch.cuda.device(device)
+
+
+@contextmanager
+def beside_model(device: torch.device) -> Iterator[None]:
+    """Have what the block tells a GPU run beside the model, and wait until it is done; elsewhere it runs as it is.
+
+    It begins behind all that the device's default stream has been told by now. What the block makes lies in memory of
+    its stream: hand out copies made after it, or the memory may be used anew while the model still reads it.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.default_stream(device))
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        # What it reads may be let go of after the block.
+        stream.synchronize()

@@ -2,27 +2,30 @@
 
 Kamera, equations 1 and 2: the deficit `KV(B | A) - KV(B)` is cut to its leading singular directions, per layer, keys
 and values apart, all heads side by side. It is formed and added in the position-free frame (before the rotation), so a
-patch formed at one position serves every other.
+patch formed at one position serves every other. A patch of rank R has the bytes of R directions in every layer; which
+layers they go to is settled by the deficit's energy, as deep layers lack far more than the first ones.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from emblema.kv.layout import LayerLayout, LayerRows
-
-EXACT_SIDE = 384
-"""Deficits whose shorter side is at most this long get a full SVD; larger ones a randomised one."""
+from emblema.kv.layout import LayerLayout, LayerRows, all_finite
 
 OVERSAMPLING = 8
 """Directions that are followed beyond the rank of a patch, at least."""
+SPREAD = 3
+"""Directions that one slot of a patch may have, over its rank."""
 COLUMNS = 8
 """Directions come in multiples of this: products of other numbers of columns take up to twice as long."""
 POWER = 4
 """Passes over a deficit and back that turn them to the leading ones."""
+LEAST_KEPT = 0.8
+"""Share of what is missing that a patch has to hold to be kept for later prompts, measured on real weights."""
 BATCH_BYTES = 64 * 2**20
 """Of deficits that are factored at once, float32."""
 
@@ -43,8 +46,8 @@ class Factors:
         return self.left.nbytes + self.right.nbytes
 
     def slice(self, rank: int) -> "Factors":
-        """Return the leading `rank` directions."""
-        return Factors(self.left[:, :rank], self.right[:rank])
+        """Return the leading `rank` directions; itself where it has no more, so that shared ones stay shared."""
+        return self if rank >= self.rank else Factors(self.left[:, :rank], self.right[:rank])
 
     def to(self, device: torch.device) -> "Factors":
         """Return the factors on a device."""
@@ -84,13 +87,25 @@ class Patch:
     layers: tuple[LayerPatch | None, ...]
 
     @property
+    def slots(self) -> tuple[Factors, ...]:
+        """The factors of keys and values of the layers that are patched."""
+        return tuple(slot for layer in self.layers if layer is not None for slot in (layer.keys, layer.values))
+
+    @property
     def rank(self) -> int:
-        """The largest rank held by any layer."""
-        return max((max(layer.keys.rank, layer.values.rank) for layer in self.layers if layer is not None), default=0)
+        """The least rank that has room for what is held, if all layers had the same."""
+        held = sum(slot.rank * _cost(slot) for slot in self.slots)
+        longest = max((_most(slot) for slot in self.slots), default=0)
+        return bisect_left(range(longest + 1), held, key=lambda rank: _room(self.slots, rank))
 
     @property
     def bytes(self) -> int:
         return sum(layer.bytes for layer in self.layers if layer is not None)
+
+    @property
+    def finite(self) -> bool:
+        """Whether no number of it is NaN or infinite."""
+        return all_finite(side for slot in self.slots for side in (slot.left, slot.right))
 
     def to(self, device: torch.device) -> "Patch":
         """Return the patch on a device."""
@@ -110,14 +125,32 @@ class Patch:
         layers = (None if each is None else LayerPatch(each.keys.copy(), each.values.copy()) for each in self.layers)
         return Patch(tuple(layers))
 
-    def slice(self, rank: int) -> "Patch":
-        """Return the patch cut to a lower rank; a rank beyond what is held keeps all."""
+    def slice_evenly(self, rank: int) -> "Patch":
+        """Return the patch with the leading `rank` directions of each slot."""
         return Patch(
             tuple(
                 None if layer is None else LayerPatch(layer.keys.slice(rank), layer.values.slice(rank))
                 for layer in self.layers
             )
         )
+
+    def slice(self, rank: int) -> "Patch":
+        """Return the patch cut to a lower rank: the directions of most energy that it has room for, of any layer.
+
+        A rank beyond what is held keeps all. The columns of `left` have to be singular directions.
+        """
+        slots = self.slots
+        room = _room(slots, rank)
+        if sum(slot.rank * _cost(slot) for slot in slots) <= room:
+            return self
+        # Energy for each number that a direction takes; of one slot they fall, so a front of each is chosen.
+        worth = _on_host([slot.left.float().square().sum(dim=0) / _cost(slot) for slot in slots])
+        owner = torch.cat([torch.full((slot.rank,), index) for index, slot in enumerate(slots)])
+        costs = torch.tensor([_cost(slot) for slot in slots])
+        order = owner[worth.argsort(descending=True, stable=True)]
+        kept = order[costs[order].cumsum(dim=0) <= room].bincount(minlength=len(slots)).tolist()
+        cut = iter([slot.slice(count) for slot, count in zip(slots, kept, strict=True)])
+        return Patch(tuple(None if layer is None else LayerPatch(next(cut), next(cut)) for layer in self.layers))
 
     def covers(self, layers: Collection[int]) -> bool:
         """Return whether all the given layers are patched."""
@@ -131,73 +164,79 @@ def deficit(conditioned: LayerRows, canonical: LayerRows) -> LayerRows:
     )
 
 
-def form_patch(deficits: Sequence[LayerRows | None], rank: int, dtype: torch.dtype) -> Patch:
+def form_patch(deficits: Sequence[LayerRows | None], rank: int, dtype: torch.dtype, *, even: bool = False) -> Patch:
     """Return the patch of rank `rank` of position-free deficits, in `dtype`; a None leaves its layer unpatched."""
-    (patch,) = form_patches([deficits], rank, dtype)
+    (patch,) = form_patches([deficits], rank, dtype, even=even)
     return patch
 
 
-def form_patches(every: Sequence[Sequence[LayerRows | None]], rank: int, dtype: torch.dtype) -> list[Patch]:
+def form_faithful_patch(
+    deficits: Sequence[LayerRows | None], rank: int, dtype: torch.dtype, least_kept: float | None = None
+) -> Patch | None:
+    """Return the patch as `form_patch`; None where it holds less than a share of what is missing.
+
+    The share is `LEAST_KEPT` by default.
+
+    A patch that holds little of it misleads: on real weights answers over such patches are further from full prefill's
+    than over no patches at all.
+    """
+    patch = form_patch(deficits, rank, dtype)
+    least = LEAST_KEPT if least_kept is None else least_kept
+    return patch if kept_energy(deficits, patch) >= least else None
+
+
+def kept_energy(deficits: Sequence[LayerRows | None], patch: Patch) -> float:
+    """Return the share of the deficits' squared sum that a patch holds; 1 where nothing is missing.
+
+    The columns of `left` have to be singular directions, and those of `right` orthonormal.
+    """
+    slots = [slot for rows in deficits if rows is not None for slot in (rows.keys, rows.values)]
+    missing = sum(float(slot.float().square().sum()) for slot in slots)
+    held = sum(float(slot.left.float().square().sum()) for slot in patch.slots)
+    return min(1.0, held / missing) if missing > 0 else 1.0
+
+
+def form_patches(
+    every: Sequence[Sequence[LayerRows | None]], rank: int, dtype: torch.dtype, *, even: bool = False
+) -> list[Patch]:
     """Return the patch of rank `rank` of each chunk's position-free deficits, in `dtype`.
 
-    Layers, keys, values and chunks of the same shape are factored together.
+    Layers, keys, values and chunks of the same shape are factored together. Their directions share one room, by energy;
+    with `even` each slot has the rank.
     """
     slots = [slot for deficits in every for rows in deficits if rows is not None for slot in (rows.keys, rows.values)]
-    made = iter(_factor_together([_matrix(slot) for slot in slots], rank, dtype))
-    return [
+    made = iter(_factor_together([_matrix(slot) for slot in slots], rank if even else SPREAD * rank, dtype))
+    whole = [
         Patch(tuple(None if rows is None else LayerPatch(next(made), next(made)) for rows in deficits))
         for deficits in every
     ]
+    return [patch.slice(rank) for patch in whole]
 
 
-def remaining(deficits: Sequence[LayerRows | None], patch: Patch) -> list[LayerRows | None]:
-    """Return what a patch leaves of position-free deficits, float32; a layer that it lacks stays as it is."""
-    left: list[LayerRows | None] = []
-    for rows, layer in zip(deficits, patch.layers, strict=True):
-        if rows is None or layer is None:
-            left.append(rows)
-            continue
-        keys = rows.keys.float() - layer.keys.dense(rows.keys.shape[0]).to(rows.keys.device)
-        values = rows.values.float() - layer.values.dense(rows.values.shape[0]).to(rows.values.device)
-        left.append(LayerRows(keys, values))
-    return left
+def _on_host(vectors: Sequence[Tensor]) -> Tensor:
+    """Return vectors side by side on the CPU; runs of them on one device are brought at once."""
+    runs = [torch.cat(list(run)) for _, run in groupby(vectors, key=lambda vector: vector.device)]
+    return torch.cat(list(map(Tensor.cpu, runs)))
 
 
-def compose(patch: Patch, update: Patch, rank: int | None = None) -> Patch:
-    """Return the sum of two patches of a chunk, of their joint rank, or cut to `rank` by its leading directions.
-
-    A layer that one patch lacks is the other's. Kamera, appendix D: an update carries only what changed.
-    """
-    layers: list[LayerPatch | None] = []
-    for stored, added in zip(patch.layers, update.layers, strict=True):
-        if stored is None or added is None:
-            layers.append(stored or added)
-        else:
-            layers.append(LayerPatch(_sum(stored.keys, added.keys, rank), _sum(stored.values, added.values, rank)))
-    return Patch(tuple(layers))
+def _sides(slot: Factors) -> tuple[int, int]:
+    """Return the tokens and features of the matrix."""
+    return int(slot.left.shape[0]), int(slot.right.shape[1])
 
 
-def _sum(stored: Factors, added: Factors, rank: int | None) -> Factors:
-    left = torch.cat([stored.left, added.left.to(stored.left)], dim=1)
-    right = torch.cat([stored.right, added.right.to(stored.right)])
-    if rank is None or rank >= left.shape[1]:
-        return Factors(left, right)
-    tall, inner = torch.linalg.qr(left.float())
-    wide, outer = torch.linalg.qr(right.float().T)
-    turned, weights, second = torch.linalg.svd(inner @ outer.T, full_matrices=False)
-    cut = tall @ (turned[:, :rank] * weights[:rank])
-    return Factors(cut.to(left.dtype).contiguous(), (second[:rank] @ wide.T).to(right.dtype).contiguous())
+def _cost(slot: Factors) -> int:
+    """Return how many numbers a direction of it takes."""
+    return sum(_sides(slot))
 
 
-def factor(rows: Tensor, rank: int, dtype: torch.dtype) -> Factors:
-    """Return the leading factors of rows [heads, tokens, width], taken as one matrix [tokens, heads * width]."""
-    matrix = _matrix(rows)
-    rank = min(rank, *matrix.shape)
-    if min(matrix.shape) <= EXACT_SIDE or 4 * rank > min(matrix.shape):
-        left, weights, right = torch.linalg.svd(matrix, full_matrices=False)
-    else:
-        left, weights, right = _randomised_svd(matrix, rank)
-    return Factors((left[:, :rank] * weights[:rank]).to(dtype).contiguous(), right[:rank].to(dtype).contiguous())
+def _room(slots: Sequence[Factors], rank: int) -> int:
+    """Return how many numbers the slots take where all have a rank, or all their directions if these are fewer."""
+    return sum(min(rank, _most(slot)) * _cost(slot) for slot in slots)
+
+
+def _most(slot: Factors) -> int:
+    """Return the rank that the matrix can have; a sum that was not factored again may have more directions."""
+    return max(slot.rank, min(_sides(slot)))
 
 
 def _matrix(rows: Tensor) -> Tensor:
@@ -273,15 +312,3 @@ def rank_for_share(share: float, tokens: int, layouts: Sequence[LayerLayout], la
 
 def _numbers(rank: int, tokens: int, widths: Sequence[int]) -> int:
     return sum(min(rank, tokens, width) * (tokens + width) for width in widths)
-
-
-def _randomised_svd(matrix: Tensor, rank: int, oversampling: int = 16, power: int = 4) -> tuple[Tensor, Tensor, Tensor]:
-    """Halko, Martinsson and Tropp's range finder with power iterations; its own generator, so results repeat."""
-    generator = torch.Generator().manual_seed(rank)
-    probe = torch.randn(matrix.shape[1], rank + oversampling, generator=generator).to(matrix.device)
-    basis, _ = torch.linalg.qr(matrix @ probe)
-    for _ in range(power):
-        other, _ = torch.linalg.qr(matrix.T @ basis)
-        basis, _ = torch.linalg.qr(matrix @ other)
-    left, weights, right = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
-    return basis @ left, weights, right

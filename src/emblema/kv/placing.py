@@ -36,13 +36,11 @@ class PlacedSegment:
         source: the first row among the chunk's.
         first: the first row among the placement's.
         rows: how many there are.
-        replaces_keys: what is added to the keys takes their place.
     """
 
     source: int
     first: int
     rows: int
-    replaces_keys: bool = False
 
     @property
     def stop(self) -> int:
@@ -58,7 +56,7 @@ class RowPlacement:
         segments: in the order of their rows, without gaps.
         slots: [rows] int64, where each row goes, on the device of the memory; a slice where they follow one another.
         source: phases of the positions that the rows were written at.
-        target: phases of their positions in the prompt; the source's own where rows are not relocated.
+        target: phases of their positions in the prompt.
     """
 
     segments: tuple[PlacedSegment, ...]
@@ -75,8 +73,7 @@ class RowPlacement:
         if device == self.target.positions.device:
             return self
         if device not in self._copies:
-            source = self.source.on(device)
-            target = source if self.target is self.source else self.target.on(device)
+            source, target = self.source.on(device), self.target.on(device)
             slots = self.slots if isinstance(self.slots, slice) else self.slots.to(device, non_blocking=True)
             self._copies[device] = RowPlacement(self.segments, slots, source, target)
         return self._copies[device]
@@ -111,10 +108,8 @@ class RowPlacement:
     def _known(self) -> dict[tuple[RotaryBand, int, int, bool], Phases]:
         return {}
 
-    def turn(self, band: RotaryBand, start: int = 0, stop: int | None = None) -> Phases | None:
-        """Return phases of some rows (all by default) from the source to the target; None where nothing turns."""
-        if self.source is self.target:
-            return None
+    def turn(self, band: RotaryBand, start: int = 0, stop: int | None = None) -> Phases:
+        """Return phases of some rows (all by default) from the source to the target."""
         key = (band, start, self.rows if stop is None else stop, True)
         if key not in self._known:
             source, target = (book(band).slice(*key[1:3]) for book in (self.source, self.target))
@@ -138,14 +133,12 @@ class SlotRows:
         factors: of each segment, position-free factors of what is added, on that device; None for nothing.
         band: what is turned; None for nothing.
         memory: where the rows go, [pages, rows of a page, heads, width].
-        keys: whether it is the slot that `PlacedSegment.replaces_keys` is about.
     """
 
     sources: tuple[Tensor, ...]
     factors: tuple[Factors | None, ...]
     band: RotaryBand | None
     memory: Tensor
-    keys: bool
 
 
 class Placer(Protocol):

@@ -46,9 +46,8 @@ def _place_run(placement: RowPlacement, slot: SlotRows, first: int, last: int) -
         for segment, source in zip(segments, slot.sources[first:last], strict=True)
     ]
     place = _direct(placement, slot.memory, start, stop)
-    turn = None if slot.band is None else placement.turn(slot.band, start, stop)
     factors = slot.factors[first:last]
-    if turn is None and all(held is None for held in factors):
+    if slot.band is None and all(held is None for held in factors):
         if place is None:
             _scatter(placement, slot.memory, start, stop, _joined(pieces))
         elif len(pieces) == 1:
@@ -61,10 +60,10 @@ def _place_run(placement: RowPlacement, slot: SlotRows, first: int, last: int) -
     own = _joined(pieces).float()
     in_place = place is not None and place.dtype == torch.float32
     made = place if place is not None and in_place else torch.empty_like(own)
-    if turn is None or slot.band is None:
+    if slot.band is None:
         made.copy_(own)
     else:
-        rotate_into(made, own, slot.band, turn)
+        rotate_into(made, own, slot.band, placement.turn(slot.band, start, stop))
     for run in _added(segments, factors):
         _add(placement, slot, run, made[:, run[0][0].first - start : run[-1][0].stop - start])
     if place is None:
@@ -109,9 +108,6 @@ def _added(segments: Sequence[PlacedSegment], factors: Sequence[Factors | None])
 def _add(placement: RowPlacement, slot: SlotRows, run: Added, made: Tensor) -> None:
     """Add `R(p) U V` to rows [heads, rows, width] float32; the rotation is linear, so the order is free."""
     start, stop = run[0][0].first, run[-1][0].stop
-    for segment, _ in run:
-        if segment.replaces_keys and slot.keys:
-            made[:, segment.first - start : segment.stop - start] = 0
     heads, _, width = made.shape
     left = torch.cat([held.left for _, held in run]) if len(run) > 1 else run[0][1].left
     left = left.float().expand(heads, -1, -1)

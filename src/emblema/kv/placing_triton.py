@@ -19,9 +19,8 @@ from emblema.kv.placing_torch import TorchPlacer
 TILE_ROWS = 32
 WARPS = 8
 RANK_BLOCK = 32
-PIECE_FIELDS = 9
-"""Integers of a segment in a layer: source, from head to head, from row to row; left, its row; right, its row; rank;
-whether what is added replaces the rows."""
+PIECE_FIELDS = 8
+"""Integers of a segment in a layer: source, from head to head, from row to row; left, its row; right, its row; rank."""
 ALIGNED_BYTES = 16
 
 KINDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -50,7 +49,6 @@ def place_rows(
     REST_BLOCK: tl.constexpr,
     FEATURE: tl.constexpr,
     PAIRS: tl.constexpr,
-    TURNS: tl.constexpr,
     ADDS: tl.constexpr,
     ALIGNED: tl.constexpr,
     CAST: tl.constexpr,
@@ -81,14 +79,12 @@ def place_rows(
     slot = tl.load(slots + first + i, mask=i < count, other=0)
     out = memory + ((slot // page_rows) * page + (slot % page_rows) * row + head * head_step)[:, None]
     own = source + (head * source_head + (source_row + i) * source_step)[:, None]
-    taken = held
     if ADDS:
         left = tl.cast(tl.load(piece + 3), tl.pointer_type(KIND))
         left_step = tl.load(piece + 4)
         right = tl.cast(tl.load(piece + 5), tl.pointer_type(KIND))
         right_step = tl.load(piece + 6)
         rank = tl.load(piece + 7)
-        taken = held & (tl.load(piece + 8) == 0)
         if ALIGNED:
             left = tl.multiple_of(left, 16)
             right = tl.multiple_of(right, 16)
@@ -100,20 +96,16 @@ def place_rows(
         both = tl.arange(0, 2 * HALF_BLOCK)
         inside = (j < HALF)[None]
         if PAIRS:
-            rows = tl.load(own + START + both[None], mask=taken & (both < 2 * HALF)[None], other=0.0).to(tl.float32)
+            rows = tl.load(own + START + both[None], mask=held & (both < 2 * HALF)[None], other=0.0).to(tl.float32)
             a, b = tl.split(tl.reshape(rows, (TILE, HALF_BLOCK, 2)))
         else:
-            a = tl.load(own + START + j[None], mask=taken & inside, other=0.0).to(tl.float32)
-            b = tl.load(own + START + HALF + j[None], mask=taken & inside, other=0.0).to(tl.float32)
+            a = tl.load(own + START + j[None], mask=held & inside, other=0.0).to(tl.float32)
+            b = tl.load(own + START + HALF + j[None], mask=held & inside, other=0.0).to(tl.float32)
         phase = ((first + i) * HALF)[:, None] + j[None]
-        if TURNS:
-            cos = tl.load(turn_cos + phase, mask=held & inside, other=0.0)
-            sin = tl.load(turn_sin + phase, mask=held & inside, other=0.0)
-            one = a * cos - b * sin
-            two = b * cos + a * sin
-        else:
-            one = a
-            two = b
+        cos = tl.load(turn_cos + phase, mask=held & inside, other=0.0)
+        sin = tl.load(turn_sin + phase, mask=held & inside, other=0.0)
+        one = a * cos - b * sin
+        two = b * cos + a * sin
         if ADDS:  # noqa: SIM102 - without ADDS there is no rank
             if rank > 0:
                 more = tl.zeros((TILE, HALF_BLOCK), dtype=tl.float32)
@@ -150,7 +142,7 @@ def place_rows(
         column = r
         if HALF > 0:
             column = tl.where(r < START, r, r + 2 * HALF)
-        kept = tl.load(own + column[None], mask=taken & rest, other=0.0)
+        kept = tl.load(own + column[None], mask=held & rest, other=0.0)
         if ADDS:
             total = kept.to(tl.float32)
             for begin in range(0, rank, RANKS):
@@ -196,10 +188,10 @@ def _fits(slot: SlotRows) -> bool:
 def _form(slot: SlotRows) -> Hashable:
     memory = slot.memory
     adds = any(held is not None for held in slot.factors)
-    return slot.band, slot.keys, adds, memory.shape, memory.stride(), memory.dtype
+    return slot.band, adds, memory.shape, memory.stride(), memory.dtype
 
 
-def constants(slot: SlotRows, *, turns: bool, aligned: bool, interpreted: bool) -> dict[str, Any]:
+def constants(slot: SlotRows, *, aligned: bool, interpreted: bool) -> dict[str, Any]:
     """Return what the kernel is compiled for, to place a slot and all that are alike."""
     band, width = slot.band, slot.memory.shape[3]
     half = 0 if band is None else band.width // 2
@@ -213,7 +205,6 @@ def constants(slot: SlotRows, *, turns: bool, aligned: bool, interpreted: bool) 
         "REST_BLOCK": max(16, triton.next_power_of_2(max(1, width - 2 * half))),
         "FEATURE": slot.memory.stride(3),
         "PAIRS": band is not None and band.pairing == "pairs",
-        "TURNS": turns,
         "ADDS": any(held is not None for held in slot.factors),
         "ALIGNED": aligned,
         # The interpreter multiplies codes of bfloat16 as whole numbers (triton#11584).
@@ -229,18 +220,16 @@ def _launch(placement: RowPlacement, slots: Sequence[SlotRows]) -> None:
     memory, device = first.memory, first.memory.device
     pieces = [_piece(slot, index, placement) for slot in slots for index in range(len(placement.segments))]
     addresses = [slot.memory.data_ptr() for slot in slots]
-    turn = None if first.band is None else placement.turn(first.band)
     # Without a band no phases are read.
     sides = [torch.zeros(1, device=device)] * 4
     if first.band is not None:
-        home = placement.home(first.band)
-        used = home if turn is None else turn
-        sides = [side.contiguous() for side in (used.cos, used.sin, home.cos, home.sin)]
+        turn, home = placement.turn(first.band), placement.home(first.band)
+        sides = [side.contiguous() for side in (turn.cos, turn.sin, home.cos, home.sin)]
     heads = memory.shape[2]
     tiles = placement.tiles(TILE_ROWS)
     interpreted = not isinstance(place_rows, triton.JITFunction)
     aligned = _aligned(first, pieces, addresses)
-    known = constants(first, turns=turn is not None, aligned=aligned, interpreted=interpreted)
+    known = constants(first, aligned=aligned, interpreted=interpreted)
     with launching_on(device):
         place_rows[(len(tiles), len(slots), heads)](
             tiles,
@@ -263,10 +252,9 @@ def _piece(slot: SlotRows, index: int, placement: RowPlacement) -> list[int]:
     source, held, segment = slot.sources[index], slot.factors[index], placement.segments[index]
     fields = [source.data_ptr(), source.stride(0), source.stride(1)]
     if held is None:
-        return [*fields, 0, 0, 0, 0, 0, 0]
+        return [*fields, 0, 0, 0, 0, 0]
     left = held.left.data_ptr() - segment.source * held.left.stride(0) * held.left.itemsize
-    replaces = int(segment.replaces_keys and slot.keys)
-    return [*fields, left, held.left.stride(0), held.right.data_ptr(), held.right.stride(0), held.rank, replaces]
+    return [*fields, left, held.left.stride(0), held.right.data_ptr(), held.right.stride(0), held.rank]
 
 
 def _aligned(slot: SlotRows, pieces: Sequence[Sequence[int]], addresses: Sequence[int]) -> bool:

@@ -5,14 +5,14 @@ Rows are turned in float32 with the decoder's own rotary tables and cast once, a
 `position * frequency` in float32, so the old phase is undone and the new one applied, each read from the tables.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from emblema.kv.layout import LayerLayout, LayerRows, RotaryBand
+from emblema.kv.layout import KVRows, LayerLayout, LayerRows, RotaryBand
 
 RotaryTable = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Positions [n] int64 to (cosines, sines), each [n, columns] float32, any attention scaling divided out."""
@@ -196,6 +196,16 @@ def place(rows: LayerRows, layout: LayerLayout, target: PhaseBook, dtype: torch.
     band = layout.rotary
     placed = rows if band is None else turn_rows(rows, band, target.on(rows.keys.device)(band))
     return LayerRows(placed.keys.to(dtype), placed.values.to(dtype))
+
+
+def move_rows(
+    rows: KVRows, layouts: Sequence[LayerLayout], source: PhaseBook, target: PhaseBook, dtype: torch.dtype
+) -> KVRows:
+    """Return every layer's rows moved from the source positions to the target positions, in `dtype`."""
+    return tuple(
+        place(unplace(layer, layout, source), layout, target, dtype)
+        for layer, layout in zip(rows, layouts, strict=True)
+    )
 
 
 def turn_rows(rows: LayerRows, band: RotaryBand, turn: Phases) -> LayerRows:

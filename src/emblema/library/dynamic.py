@@ -126,21 +126,21 @@ class DynamicLibrary:
     @staticmethod
     def names(libraries: Libraries, tenant: TenantModel) -> tuple[str, ...]:
         """Return the names of the collections that hold anything."""
-        keys = libraries.catalogue.libraries(tenant.scope(SHARED))
+        keys = libraries.listings.libraries(tenant.scope(SHARED))
         return tuple(key.removeprefix(_KEY) for key in keys if key.startswith(_KEY))
 
     @property
     def version(self) -> int:
         """Counts the changes; 0 for a collection that nothing was ever put into."""
-        return self._libraries.catalogue.version(self._library.scope, self.key)
+        return self._libraries.listings.version(self._library.scope, self.key)
 
     def snapshot(self) -> Snapshot:
         """Return the collection as it is now; close it at the end of the request, or use it in a `with`."""
         self._libraries.release_dropped()
         scope, holder = self._library.scope, uuid.uuid4().hex
-        version = self._libraries.catalogue.hold(scope, self.key, holder)
+        version = self._libraries.listings.hold(scope, self.key, holder)
         if self._read is None or self._read[:2] != (scope, version):
-            self._read = (scope, version, self._libraries.catalogue.entries(scope, self.key, version))
+            self._read = (scope, version, self._libraries.listings.entries(scope, self.key, version))
         return Snapshot(self._library, VersionHold(scope, self.key, version, holder), self._read[2])
 
     def __getitem__(self, name: str) -> ChunkOrClip:
@@ -201,11 +201,11 @@ class DynamicLibrary:
             EmblemaError: an item cannot be made. The collection is as it was before.
         """
         self._check_writable()
-        self._libraries.catalogue.check_writable()
+        self._libraries.listings.check_writable()
         self._libraries.release_dropped()
         scope = self._library.scope
-        now = self._libraries.catalogue.entries(scope, self.key)
-        held = self._libraries.catalogue.sources(scope)
+        now = self._libraries.listings.entries(scope, self.key)
+        held = self._libraries.listings.sources(scope)
         gone = list(dict.fromkeys(remove))
         missing = next((name for name in gone if name not in now), None)
         if missing is not None:
@@ -225,16 +225,16 @@ class DynamicLibrary:
             if not changed and not gone:
                 return self.version
             self._library.retriever.prepare(scope, chunk_ids(made[name] for name in changed))
-            version = self._libraries.catalogue.change(
+            version = self._libraries.listings.change(
                 scope, self.key, changed, [name for name in gone if name not in made]
             )
         except BaseException:
             self._library.unpin_unnamed(chunk_ids(made.values()))
-            named = self._libraries.catalogue.sources(scope)
+            named = self._libraries.listings.sources(scope)
             self._libraries.sources.forget(scope, [digest for digest in held if digest not in named])
             raise
         self._library.try_collect()
-        self._orders.renew(self._libraries.catalogue.entries(scope, self.key))
+        self._orders.renew(self._libraries.listings.entries(scope, self.key))
         return version
 
     @property
@@ -256,7 +256,7 @@ class DynamicLibrary:
             CapacityError: the patches do not fit; nothing is kept.
         """
         self._check_writable()
-        self._orders.keep(names, self._libraries.catalogue.entries(self._library.scope, self.key))
+        self._orders.keep(names, self._libraries.listings.entries(self._library.scope, self.key))
 
     def drop_order(self, names: Sequence[str]) -> None:
         """Let the patches of an order be evicted again; StoreError where it is not kept or only read here."""

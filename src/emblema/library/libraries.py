@@ -1,6 +1,7 @@
 """Where libraries are kept: one catalogue, the media and the vectors, of all tenants of a store."""
 
 import logging
+import shutil
 import threading
 import time
 from collections import deque
@@ -11,10 +12,9 @@ from typing import Self
 from weakref import WeakMethod
 
 from emblema.errors import StoreError
-from emblema.library.catalogue import Catalogue
+from emblema.library.listings import Listings
 from emblema.library.saved_vectors import Indexes
 from emblema.library.sources import Sources
-from emblema.store.clock import SteadyClock
 
 _LOG = logging.getLogger(__name__)
 SOURCE_BYTES = 2**30
@@ -63,15 +63,14 @@ class Libraries:
         if self.folder is not None:
             try:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                catalogue = Catalogue(self.folder / "library.sqlite")
+                # Vectors of an earlier version are made again; until 0.2.
+                shutil.rmtree(self.folder / "vectors", ignore_errors=True)
             except OSError as error:
                 raise StoreError(f"the libraries' folder {folder} cannot be made: {error.strerror or error}") from error
-        else:
-            catalogue = Catalogue(None)
-        self.catalogue = catalogue
+        self.listings = Listings(self.folder)
         self.sources = Sources(None if self.folder is None else self.folder / "sources", source_bytes)
-        self.indexes = Indexes(None if self.folder is None else self.folder / "vectors")
-        self._clock = SteadyClock(clock)
+        self.indexes = Indexes(self.listings.catalogue)
+        self._clock = clock
         self._lock = threading.Lock()
         self._remade = self._unread = self._uncollected = 0
         # `collect` of libraries that may delete chunks, by scope and library: what a snapshot frees goes through them.
@@ -81,12 +80,12 @@ class Libraries:
 
     @property
     def statistics(self) -> LibraryStatistics:
-        damaged = self.catalogue.damaged, self.indexes.damaged
+        damaged = self.listings.damaged, self.indexes.damaged
         return LibraryStatistics(self._remade, *damaged, self._unread, self._uncollected)
 
     def now(self) -> float:
-        """Return the time, which never runs back while this is open: what has expired stays expired."""
-        return self._clock.now()
+        """Return Unix time in seconds."""
+        return self._clock()
 
     def count_remade(self) -> None:
         """Count an item whose media were added again."""
@@ -114,14 +113,14 @@ class Libraries:
         An error is not the reader's: it is counted and logged, and the same is tried again with the next snapshot.
         """
         try:
-            self.catalogue.release(held.scope, held.library, held.version, held.holder)
+            self.listings.release(held.scope, held.library, held.version, held.holder)
         except StoreError as error:
             self.count_uncollected(error)
             self.dropped.append(held)
             return
         found = self._collectors.get((held.scope, held.library))
         collect = None if found is None else found()
-        if collect is not None and not self.catalogue.read_only:
+        if collect is not None and not self.listings.read_only:
             try:
                 collect()
             except StoreError as error:
@@ -138,10 +137,7 @@ class Libraries:
 
     def close(self) -> None:
         """Write what is unwritten and close the catalogue."""
-        try:
-            self.indexes.flush()
-        finally:
-            self.catalogue.close()
+        self.listings.close()
 
     def __enter__(self) -> Self:
         return self

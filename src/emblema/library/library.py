@@ -81,15 +81,15 @@ class Library:
             StoreError: the catalogue does not answer.
         """
         scope = self.scope
-        chunks, sources = self.libraries.catalogue.collect(scope, self.key)
+        chunks, sources = self.libraries.listings.collect(scope, self.key)
         freed = self._erase(scope, chunks, sources)
         if freed:
-            self.libraries.catalogue.freed(scope, freed)
+            self.libraries.listings.freed(scope, freed)
         return len(set(freed) & set(chunks))
 
     def try_collect(self) -> None:
         """Collect where the caller asked for something else: an error is counted and logged."""
-        if self.libraries.catalogue.read_only:
+        if self.libraries.listings.read_only:
             return
         try:
             self.collect()
@@ -99,7 +99,7 @@ class Library:
     def erase(self, name: str) -> bool:
         """Delete the chunks and media that an entry names and no other, before the entry goes; whether all went."""
         scope = self.scope
-        chunks, sources = self.libraries.catalogue.only_in(scope, self.key, name)
+        chunks, sources = self.libraries.listings.only_in(scope, self.key, name)
         return len(self._erase(scope, chunks, sources)) == len(chunks) + len(sources)
 
     def _erase(self, scope: str, chunks: Iterable[str], sources: Iterable[str]) -> list[str]:
@@ -125,7 +125,7 @@ class Library:
     def unpin_unnamed(self, chunks: Iterable[str]) -> None:
         """Take the pins off chunks that no entry names."""
         chunks = list(chunks)
-        named = self.libraries.catalogue.named(self.scope, chunks)
+        named = self.libraries.listings.named(self.scope, chunks)
         for chunk in chunks:
             if chunk not in named:
                 self.tenant.store.unpin(chunk)
@@ -142,7 +142,7 @@ class Library:
         self.libraries.count_remade()
         if piece.id != entry.id and self.writable:
             renewed = Listing.of(entry.name, piece, entry.created, entry.expires, entry.source)
-            self.libraries.catalogue.change(scope, self.key, {entry.name: renewed})
+            self.libraries.listings.change(scope, self.key, {entry.name: renewed})
             self.collect()
         return piece
 

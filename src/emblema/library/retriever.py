@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from emblema.errors import LoadError, StoreError
 from emblema.kv.chunk import Chunk
-from emblema.library.embedders import AttentionEmbedder, Embedder, Space, choose_space
+from emblema.library.embedders import AttentionEmbedder, Embedder, Space, Vectors, choose_space
 from emblema.library.libraries import Libraries
 from emblema.library.saved_vectors import SavedIndex
 from emblema.library.tenant_model import TenantModel
@@ -61,15 +61,17 @@ class Retriever:
         if all(chunk in saved.index for chunk in chunks):
             return
         saved.refresh()
+        made: dict[str, Vectors] = {}
         for id in chunks:
             chunk = None if id in saved.index else self.tenant.store.find(id)
             if chunk is None:
                 continue
             try:
-                saved.add(id, embedder.chunk(chunk))
+                made[id] = embedder.chunk(chunk)
             except LoadError as error:
                 _LOG.warning("no vectors for a chunk: %s", error)
                 self.libraries.count_unread()
+        saved.add(made)
 
     def _embedder(self, scope: str, chunks: Sequence[str]) -> Embedder:
         if self._given is not None:
@@ -80,7 +82,7 @@ class Retriever:
         return AttentionEmbedder(self.tenant.adapter, self.tenant.read, space)
 
     def _settled(self, scope: str) -> Space | None:
-        written = re.fullmatch(r"(\d{1,4})\.(\d{1,4})", self.libraries.catalogue.setting(scope, SPACE) or "")
+        written = re.fullmatch(r"(\d{1,4})\.(\d{1,4})", self.libraries.listings.setting(scope, SPACE) or "")
         if written is None:
             return None
         space = Space(int(written[1]), int(written[2]))
@@ -105,7 +107,7 @@ class Retriever:
         self._tried = (len(chunks), space)
         if len(readable) >= SETTLED_CHUNKS:
             try:
-                self.libraries.catalogue.set(scope, SPACE, f"{space.layer}.{space.head}")
+                self.libraries.listings.set(scope, SPACE, f"{space.layer}.{space.head}")
             except StoreError as error:
                 _LOG.warning("the attention space is chosen again next time: %s", error)
         return space

@@ -43,7 +43,7 @@ class StandingOrders:
 
     def list(self) -> tuple[StandingOrder, ...]:
         """Return the orders, in the order in which they were first kept."""
-        written = self._library.libraries.catalogue.setting(self._library.scope, self._setting)
+        written = self._library.libraries.listings.setting(self._library.scope, self._setting)
         found = json.loads(written or "[]")
         return tuple(StandingOrder(*(tuple(each[field]) for field in ("names", "chunks", "pins"))) for each in found)
 
@@ -59,7 +59,7 @@ class StandingOrders:
             PromptError: the items are longer than the model's context.
             CapacityError: the patches do not fit; nothing is pinned.
         """
-        self._library.libraries.catalogue.check_writable()
+        self._library.libraries.listings.check_writable()
         names = tuple(names)
         missing = next((name for name in names if name not in entries), None)
         if missing is not None:
@@ -114,7 +114,7 @@ class StandingOrders:
         self, orders: Mapping[tuple[str, ...], StandingOrder], before: Mapping[tuple[str, ...], StandingOrder]
     ) -> None:
         """Write the orders, and then let go what only those before pinned."""
-        catalogue, scope = self._library.libraries.catalogue, self._library.scope
+        catalogue, scope = self._library.libraries.listings, self._library.scope
         catalogue.set(scope, self._setting, json.dumps([asdict(order) for order in orders.values()]))
         self._unpin([pin for order in before.values() for pin in order.pins], orders.values())
 

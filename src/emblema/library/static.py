@@ -29,7 +29,7 @@ class StaticLibrary:
         self._libraries, self._tenant = libraries, tenant
         self._orders = StandingOrders(self._library, pin_chunks=True)
         try:
-            libraries.sources.sweep(self._library.scope, libraries.catalogue.sources(self._library.scope))
+            libraries.sources.sweep(self._library.scope, libraries.listings.sources(self._library.scope))
         except OSError as error:
             libraries.count_uncollected(error)
         self._library.try_collect()
@@ -56,17 +56,17 @@ class StaticLibrary:
             and seconds > 0
         ):
             raise StoreError(f"{seconds!r} seconds is no time to keep a file: give a positive number, or None")
-        self._libraries.catalogue.check_writable()
+        self._libraries.listings.check_writable()
         self._expire()
         scope = self._library.scope
-        if name is not None and self._libraries.catalogue.entry(scope, _KEY, name) is not None:
+        if name is not None and self._libraries.listings.entry(scope, _KEY, name) is not None:
             raise StoreError(f"{name!r} is in the library already: delete it first, or choose another name")
         piece = self._tenant.add(source, **options)
         name, fresh = (f"file-{piece.id[:12]}", False) if name is None else (name, True)
-        note = self._libraries.sources.keep(scope, source, options, self._libraries.catalogue.sources(scope))
+        note = self._libraries.sources.keep(scope, source, options, self._libraries.listings.sources(scope))
         now = self._libraries.now()
         entry = Listing.of(name, piece, now, None if seconds is None else now + seconds, note)
-        self._libraries.catalogue.change(scope, _KEY, {name: entry}, fresh=fresh)
+        self._libraries.listings.change(scope, _KEY, {name: entry}, fresh=fresh)
         self._library.try_collect()
         self._library.retriever.prepare(scope, chunk_ids([piece]))
         return entry
@@ -74,7 +74,7 @@ class StaticLibrary:
     def list(self) -> tuple[Listing, ...]:
         """Return every file, in the order they were added."""
         self._expire()
-        entries = self._libraries.catalogue.entries(self._library.scope, _KEY).values()
+        entries = self._libraries.listings.entries(self._library.scope, _KEY).values()
         return tuple(entry for entry in entries if not self._is_over(entry))
 
     def entry(self, name: str) -> Listing:
@@ -116,12 +116,12 @@ class StaticLibrary:
                 and what is left goes later: now, where this is called again.
         """
         scope = self._library.scope
-        if isinstance(name, str) and name not in self and self._libraries.catalogue.lingers(scope, _KEY, name):
+        if isinstance(name, str) and name not in self and self._libraries.listings.lingers(scope, _KEY, name):
             self._library.collect()
         else:
             self.entry(name)
             self._remove([name])
-        if self._libraries.catalogue.lingers(scope, _KEY, name):
+        if self._libraries.listings.lingers(scope, _KEY, name):
             raise StoreError(
                 f"not all of {name!r} could be deleted yet, the log says why: it is tried again with the next change "
                 "and when the library is opened, and now if you delete it again"
@@ -161,11 +161,11 @@ class StaticLibrary:
 
     def _found(self, name: object) -> Listing | None:
         self._expire()
-        found = self._libraries.catalogue.entry(self._library.scope, _KEY, name) if isinstance(name, str) else None
+        found = self._libraries.listings.entry(self._library.scope, _KEY, name) if isinstance(name, str) else None
         return None if found is None or self._is_over(found) else found
 
     def _remove(self, names: Sequence[str]) -> None:
-        catalogue, scope = self._libraries.catalogue, self._library.scope
+        catalogue, scope = self._libraries.listings, self._library.scope
         try:
             catalogue.change(scope, _KEY, {}, names)
         except StoreError as error:
@@ -182,8 +182,8 @@ class StaticLibrary:
         self._orders.renew(catalogue.entries(scope, _KEY))
 
     def _expire(self) -> None:
-        over = self._libraries.catalogue.expired(self._library.scope, _KEY, self._libraries.now())
-        if over and not self._libraries.catalogue.read_only:
+        over = self._libraries.listings.expired(self._library.scope, _KEY, self._libraries.now())
+        if over and not self._libraries.listings.read_only:
             try:
                 self._remove(over)
             except StoreError as error:

@@ -1,32 +1,27 @@
 """Look-ups in the store while one prompt is linked: each made once and kept, so that a plan finds what it names."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
-from emblema.kv.artifacts import Artifact
+from emblema.kv.keys import ArtifactKey
 from emblema.kv.layout import KVRows
 from emblema.kv.patch import Patch
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Knowledge, PrefixMatch
 from emblema.link.taken_rows import Resources
-from emblema.store.keys import ArtifactKey
-
-POOLED = 32
-"""How many items' directions are pooled at most."""
 
 
 class LinkContext:
-    """Look-ups of one link. Artifacts formed meanwhile are added, and kept even if the store evicts them.
+    """Look-ups of one link. Patches formed meanwhile are added, and kept even if the store evicts them.
 
     Args:
         stored: look-ups in the store.
         rows: canonical rows of the prompt's chunks, by id.
-        pool: keys of the patches formed so far, whose directions `basis-M` pools.
     """
 
-    def __init__(self, stored: Knowledge, rows: Mapping[str, KVRows], pool: Iterable[ArtifactKey] = ()) -> None:
-        self._stored, self._rows, self._pool = stored, rows, tuple(pool)
-        self._artifacts: dict[ArtifactKey, Artifact | None] = {}
+    def __init__(self, stored: Knowledge, rows: Mapping[str, KVRows]) -> None:
+        self._stored, self._rows = stored, rows
+        self._patches: dict[ArtifactKey, Patch | None] = {}
         self._keys: dict[str, tuple[ArtifactKey, ...]] = {}
         self._prefixes: list[PrefixMatch | None] = []
 
@@ -36,37 +31,27 @@ class LinkContext:
         # Not kept: it holds this, and what is looked up would outlive the link until the next collection of cycles.
         return replace(
             self._stored,
-            find_artifact=self.artifact,
+            find_patch=self.patch,
             find_prefix=self._prefix,
-            others=lambda key: len(self.others(key)),
             artifact_keys=self._artifact_keys,
         )
 
-    def artifact(self, key: ArtifactKey) -> Artifact | None:
-        """Return the patch or other artifact of a key, or None."""
-        if key not in self._artifacts:
-            self._artifacts[key] = self._stored.find_artifact(key)
-        return self._artifacts[key]
+    def patch(self, key: ArtifactKey) -> Patch | None:
+        """Return the patch of a key, or None."""
+        if key not in self._patches:
+            self._patches[key] = self._stored.find_patch(key)
+        return self._patches[key]
 
-    def others(self, key: ArtifactKey) -> list[Patch]:
-        """Return patches of other items than a key's, of the same model, the latest first, `POOLED` at most."""
-        found: list[Patch] = []
-        for other in reversed(self._pool):
-            if other.model == key.model and other.chunk != key.chunk and len(found) < POOLED:
-                patch = self.artifact(other)
-                found += [patch] if isinstance(patch, Patch) else []
-        return found
-
-    def add(self, artifacts: Mapping[ArtifactKey, Artifact]) -> None:
-        """Add artifacts that were just formed."""
-        self._artifacts.update(artifacts)
+    def add(self, patches: Mapping[ArtifactKey, Patch]) -> None:
+        """Add patches that were just formed."""
+        self._patches.update(patches)
 
     @property
     def resources(self) -> Resources:
         """All that was found, for the executor."""
-        artifacts = {key: artifact for key, artifact in self._artifacts.items() if artifact is not None}
+        patches = {key: patch for key, patch in self._patches.items() if patch is not None}
         prefixes = {prefix.entry: prefix.table for prefix in self._prefixes if prefix is not None}
-        return Resources(artifacts, prefixes, self._rows)
+        return Resources(patches, prefixes, self._rows)
 
     def _prefix(self, prompt: Prompt) -> PrefixMatch | None:
         if not self._prefixes:

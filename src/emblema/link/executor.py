@@ -2,10 +2,8 @@
 
 import time
 from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy
 import torch
 from torch import Tensor
 
@@ -14,13 +12,12 @@ from emblema.kv.device import wait_for
 from emblema.kv.layout import LayerRows
 from emblema.link.plan import LinkPlan, Recomputation, RowRange, RowSource, Selector
 from emblema.link.prompt import Prompt, TextPart
-from emblema.link.row_shares import RowShares, noted_layers, noted_rows, owners_of
 from emblema.link.second_pass import chosen_rows, spanned_rows
 from emblema.link.taken_rows import LinkJob, TakenRows, relocated
 from emblema.models.adapter import Adapter
-from emblema.models.attention import AntecedentAttention, QuestionAttention, noting_attention
 from emblema.models.batch import RowBatch
-from emblema.models.table import KVTable
+from emblema.models.noting import QuestionAttention, noting_attention
+from emblema.models.tables import KVTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,6 @@ class LinkTrace:
         selected: per selector, the rows that it chose to go on computing; of a second pass, the rows chosen for it.
         seconds: wall time of assembling and of the forwards.
         repeated: rows of the question that ran in a first pass too, for what they attend.
-        residual_bytes: bytes of kept residual streams that rows began from.
     """
 
     computed: int
@@ -50,7 +46,6 @@ class LinkTrace:
     patch_bytes: int
     selected: tuple[tuple[int, ...], ...]
     seconds: float
-    residual_bytes: int = 0
     repeated: int = 0
 
 
@@ -63,14 +58,12 @@ class LinkedTable:
         rows: rows that the prompt has in it.
         logits: of the prompt's last row, [vocab] float32.
         trace: what was done.
-        shares: what computed rows of chunks attended, where the job asks for it.
     """
 
     table: KVTable
     rows: int
     logits: Tensor
     trace: LinkTrace
-    shares: RowShares | None = None
 
 
 class Executor:
@@ -82,13 +75,9 @@ class Executor:
     def refusal(self, plan: LinkPlan) -> str | None:
         """Return why this executor cannot carry a plan out, or None if it can."""
         computed = plan.sources() == 0
-        begun = numpy.zeros_like(computed)
-        for part in plan.ranges:
-            if part.residual is not None:
-                begun[part.layers[0], part.start : part.stop] = True
-        late = (computed[1:] & ~computed[:-1] & ~begun[1:]).any(axis=0)
+        late = (computed[1:] & ~computed[:-1]).any(axis=0)
         if late.any():
-            return f"row {int(late.argmax())} is computed above a layer that it skipped; no residual stream is kept"
+            return f"row {int(late.argmax())} is computed above a layer that it skips"
         if not self.adapter.supports_layerwise and (plan.selectors or (computed != computed[0]).any()):
             return f"{self.adapter.family} cannot narrow its rows between layers"
         return None
@@ -141,10 +130,9 @@ class Executor:
             patch_bytes=run.taken.patch_bytes,
             selected=run.selected,
             seconds=time.perf_counter() - began,
-            residual_bytes=run.residual_bytes,
             repeated=0 if plan.recomputation is None else plan.recomputation.question_rows,
         )
-        return LinkedTable(run.table, run.table.length, logits, trace, run.shares)
+        return LinkedTable(run.table, run.table.length, logits, trace)
 
 
 class _PlanRun:
@@ -154,15 +142,12 @@ class _PlanRun:
         row_layers: rows computed so far, summed over layers.
         selected: per selector, the rows that it chose.
         compared_bytes: bytes of KV read for selectors to compare with.
-        residual_bytes: bytes of residual streams read.
-        shares: what computed rows of chunks attended in the last forward, where the job asks for it.
     """
 
     def __init__(self, adapter: Adapter, job: LinkJob, reserve: int, table: KVTable | None) -> None:
         self.adapter, self.job, self.plan = adapter, job, job.plan
-        self.row_layers = self.compared_bytes = self.residual_bytes = 0
+        self.row_layers = self.compared_bytes = 0
         self.selected: tuple[tuple[int, ...], ...] = ()
-        self.shares: RowShares | None = None
         present = torch.ones(self.plan.rows, dtype=torch.bool)
         present[: job.reused_rows] = False
         for part in self.plan.ranges:
@@ -191,35 +176,23 @@ class _PlanRun:
         self.table.truncate(self.before)
 
     def compute(self) -> Tensor:
-        """Run every stage; return the last row's hidden state, perhaps behind others'."""
+        """Run the rows to compute; return the last row's hidden state, perhaps behind others'."""
         ranges = [part for part in self.plan.ranges if part.source is RowSource.COMPUTED]
         ranges = [part for part in ranges if part.start >= self.job.reused_rows]
-        hidden = torch.empty(0)
-        for stage in sorted({part.stage for part in ranges}):
-            current = [part for part in ranges if part.stage == stage]
-            pending = [part for part in ranges if part.stage > stage]
-            start = [part for part in current if part.residual is None]
-            rows = _rows(start)
-            batch = self._batch(rows, start, pending)
-            if all(part.layers == (0, self.plan.layers) for part in current):
-                if not pending and self.plan.recomputation is not None:
-                    return self._twice(self.plan.recomputation, current, batch, rows)
-                hidden = self._forward(batch, rows, last=not pending)
-                self.row_layers += len(rows) * self.plan.layers
-                continue
-            begun: dict[int, list[RowRange]] = {}
-            for part in current:
-                if part.residual is not None:
-                    begun.setdefault(part.layers[0], []).append(part)
-            joining = {layer: self._joining(parts, pending) for layer, parts in begun.items()}
-            narrowing = _Narrowing(self, rows, {layer: _rows(parts) for layer, parts in begun.items()})
-            hidden = self.adapter.forward(batch, self.table, narrowing, joining)
-            self.row_layers += narrowing.row_layers
-            self.selected += narrowing.selected
-        return hidden
+        rows = spanned_rows([(part.start, part.stop) for part in ranges])
+        batch = self._batch(rows, ranges)
+        if any(part.layers != (0, self.plan.layers) for part in ranges):
+            narrowing = _Narrowing(self, rows)
+            hidden = self.adapter.forward(batch, self.table, narrowing)
+            self.row_layers, self.selected = narrowing.row_layers, narrowing.selected
+            return hidden
+        if self.plan.recomputation is not None:
+            return self._twice(self.plan.recomputation, ranges, batch, rows)
+        self.row_layers = len(rows) * self.plan.layers
+        return self.adapter.forward(batch, self.table, wanted=1)
 
-    def _twice(self, again: Recomputation, current: list[RowRange], batch: RowBatch, rows: Tensor) -> Tensor:
-        """Run the last stage, note what the question attends, and run it again with the rows chosen by that."""
+    def _twice(self, again: Recomputation, ranges: list[RowRange], batch: RowBatch, rows: Tensor) -> Tensor:
+        """Run the rows, note what the question attends, and run it again with the rows chosen by that."""
         noted = (rows >= again.question[0]).nonzero().squeeze(1)
         attention = QuestionAttention(len(noted), self.table.length, self.adapter.device)
         with noting_attention(self.adapter, noted, attention.add, again.layers):
@@ -227,31 +200,11 @@ class _PlanRun:
         self.table.settle()
         slots = self.slots[spanned_rows(again.candidates)].to(self.adapter.device)
         chosen = chosen_rows(again, attention.readings.scores(slots).cpu())
-        self.selected += (tuple(chosen.tolist()),)
-        self.row_layers += (len(rows) + len(chosen) + len(noted)) * self.plan.layers
+        self.selected = (tuple(chosen.tolist()),)
+        self.row_layers = (len(rows) + len(chosen) + len(noted)) * self.plan.layers
         # The question follows all candidates.
         rows = torch.cat((chosen, rows[noted]))
-        return self._forward(self._batch(rows, current, []), rows, last=True)
-
-    def _forward(self, batch: RowBatch, rows: Tensor, *, last: bool) -> Tensor:
-        """Run logical rows in every layer; in the last forward, note what some of the chunks' rows attend.
-
-        Only the last forward returns anything: its last row's hidden state.
-        """
-        sample, wanted = (self.job.sample, 1) if last else (None, 0)
-        noted = rows[:0] if sample is None else noted_rows(self.job.prompt, rows, sample)
-        if len(noted) == 0:
-            return self.adapter.forward(batch, self.table, wanted=wanted)
-        began = time.thread_time()
-        owners, device = owners_of(self.job.prompt), self.adapter.device
-        groups = owners[self.table.rows[: self.table.length].cpu()].to(device)
-        chunks = len(self.job.prompt.chunk_segments)
-        shares = AntecedentAttention(groups, owners[rows[noted]].to(device), chunks)
-        seconds = time.thread_time() - began
-        with noting_attention(self.adapter, noted, shares.add, noted_layers(self.plan.layers)) as noting:
-            hidden = self.adapter.forward(batch, self.table, wanted=wanted)
-        self.shares = RowShares(rows[noted], shares.mass.cpu(), shares.alone.cpu(), seconds + noting.seconds)
-        return hidden
+        return self.adapter.forward(self._batch(rows, ranges), self.table, wanted=1)
 
     def drop_leaving(self) -> None:
         """Drop the rows that leave the table."""
@@ -262,28 +215,16 @@ class _PlanRun:
         if (gone & held).any():
             self.table.drop(self.slots[~gone & held].to(self.adapter.device))
 
-    def would_take(self, rows: Tensor) -> dict[Selector, LayerRows]:
-        """Return what the candidates of each selector among some rows would be taken as, at the selector's layer."""
-        held = {}
-        for selector in self.plan.selectors:
-            candidates = _candidate_rows(selector)
-            if bool(torch.isin(candidates, rows).all()):
-                held[selector] = relocated(self.adapter, self.job, selector.layer, candidates)
-                self.compared_bytes += held[selector].bytes
+    def would_take(self, selector: Selector) -> LayerRows:
+        """Return what the candidates of a selector would be taken as, at its layer."""
+        held = relocated(self.adapter, self.job, selector.layer, spanned_rows(selector.candidates))
+        self.compared_bytes += held.bytes
         return held
 
-    def _joining(self, parts: list[RowRange], pending: list[RowRange]) -> RowBatch:
-        """Return the rows that begin at one layer, from their chunks' kept residual streams."""
-        batch = self._batch(_rows(parts), parts, pending)
-        parts = sorted(parts, key=lambda part: part.start)
-        embeds = torch.cat([self.job.resources.residual_rows(part).to(batch.embeds) for part in parts])
-        self.residual_bytes += embeds.nbytes
-        return replace(batch, embeds=embeds)
-
-    def _batch(self, rows: Tensor, current: list[RowRange], pending: list[RowRange]) -> RowBatch:
+    def _batch(self, rows: Tensor, ranges: list[RowRange]) -> RowBatch:
         adapter, prompt = self.adapter, self.job.prompt
         embeds, visual, deepstack = embed_rows(adapter, prompt, rows)
-        hidden_from = self._hidden(rows, current, pending)
+        hidden_from = self._hidden(rows, ranges)
         return RowBatch(
             embeds=embeds,
             positions=prompt.positions[:, rows].to(adapter.device),
@@ -293,13 +234,11 @@ class _PlanRun:
             hidden_from=None if hidden_from is None else hidden_from.to(adapter.device),
         )
 
-    def _hidden(self, rows: Tensor, current: list[RowRange], pending: list[RowRange]) -> Tensor | None:
-        if not pending and not any(part.hidden for part in current):
+    def _hidden(self, rows: Tensor, ranges: list[RowRange]) -> Tensor | None:
+        if not any(part.hidden for part in ranges):
             return None
         hidden = torch.zeros(len(rows), self.plan.rows, dtype=torch.bool)
-        for part in pending:
-            hidden[:, part.start : part.stop] = True
-        for part in current:
+        for part in ranges:
             lines = (rows >= part.start) & (rows < part.stop)
             for start, stop in part.hidden:
                 hidden[lines, start:stop] = True
@@ -307,21 +246,20 @@ class _PlanRun:
 
 
 class _Narrowing:
-    """Which rows of a stage's batch go on after each layer: those that the plan computes, and those a selector chose.
+    """Which rows of a batch go on after each layer: those that the plan computes, and those a selector chose.
 
     The adapter calls it after every layer.
 
     Args:
         run: the run.
         rows: logical rows of the batch, in order.
-        joining: by layer, logical rows that join the batch there.
     """
 
-    def __init__(self, run: _PlanRun, rows: Tensor, joining: Mapping[int, Tensor]) -> None:
+    def __init__(self, run: _PlanRun, rows: Tensor) -> None:
         self.selected: tuple[tuple[int, ...], ...] = ()
         self.row_layers = len(rows)
-        self._slots, self._table, self._held = run.slots, run.table, run.would_take(rows)
-        self._current, self._joining = rows, joining
+        self._slots, self._table, self._current = run.slots, run.table, rows
+        self._held = {selector: run.would_take(selector) for selector in run.plan.selectors}
         self._computed = torch.from_numpy(run.plan.sources() == 0)
         self._chosen = torch.zeros(run.plan.rows, dtype=torch.bool)
 
@@ -334,16 +272,14 @@ class _Narrowing:
                 self._choose(selector)
         keep = (self._computed[layer + 1] | self._chosen)[self._current]
         self._current = self._current[keep]
-        if layer + 1 in self._joining:
-            self._current = torch.cat((self._current, self._joining[layer + 1])).sort().values
         self.row_layers += len(self._current)
         return None if bool(keep.all()) else keep.nonzero().squeeze(1)
 
     def _choose(self, selector: Selector) -> None:
-        candidates = _candidate_rows(selector)
+        candidates = spanned_rows(selector.candidates)
         rows = self._table.read(selector.layer, 0, self._table.length)
         fresh = rows.select(self._slots[candidates].to(rows.keys.device))
-        scores = RULES[selector.rule](fresh, self._held[selector].to(fresh.keys.device)).cpu()
+        scores = deviation(fresh, self._held[selector].to(fresh.keys.device)).cpu()
         chosen = candidates[scores.topk(min(selector.budget, len(candidates))).indices].sort().values
         self._chosen[chosen] = True
         self.selected += (tuple(chosen.tolist()),)
@@ -359,21 +295,6 @@ def deviation(fresh: LayerRows, held: LayerRows) -> Tensor:
     keys = (fresh.keys.float() - held.keys.float()).square().sum(dim=(0, 2))
     deviations: Tensor = keys + (fresh.values.float() - held.values.float()).square().sum(dim=(0, 2))
     return deviations
-
-
-RULES = {"deviation": deviation}
-"""By a selector's rule: scores candidate rows, of which the highest go on."""
-
-
-def _candidate_rows(selector: Selector) -> Tensor:
-    """Return the logical rows that a selector chooses from, in order.
-
-    Raises:
-        PlanError: the selector's rule is unknown.
-    """
-    if selector.rule not in RULES:
-        raise PlanError(f"unknown selector rule {selector.rule!r}: choose one of {', '.join(RULES)}")
-    return spanned_rows(selector.candidates)
 
 
 def embed_rows(adapter: Adapter, prompt: Prompt, rows: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
@@ -408,8 +329,3 @@ def embed_rows(adapter: Adapter, prompt: Prompt, rows: Tensor) -> tuple[Tensor, 
     depth = max((len(layers) for layers in deepstack), default=0)
     features = tuple(torch.cat([layers[index] for layers in deepstack]) for index in range(depth))
     return torch.cat(pieces), torch.cat(flags).to(adapter.device), features
-
-
-def _rows(ranges: list[RowRange]) -> Tensor:
-    """Return the logical rows of ranges, in order and each once."""
-    return spanned_rows([(part.start, part.stop) for part in ranges])

@@ -8,13 +8,10 @@ from functools import cached_property
 import numpy
 
 from emblema.errors import PlanError
+from emblema.kv.keys import ArtifactKey, ArtifactKind
 from emblema.kv.layout import LayerLayout
-from emblema.link.policy.policy import Decision
+from emblema.link.lanes import Decision
 from emblema.link.prompt import Rows
-from emblema.store.keys import ArtifactKey, ArtifactKind
-
-SHARED_DIRECTIONS = (ArtifactKind.BASIS, ArtifactKind.PAIRS)
-"""Kinds of patches whose right factors are the model's."""
 
 
 class RowSource(StrEnum):
@@ -27,11 +24,17 @@ class RowSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChunkOrigin:
-    """Canonical rows of a chunk from row `offset` on; with `relocated`, turned to the range's positions."""
+    """Canonical rows of a chunk, turned to the range's positions.
+
+    Attributes:
+        chunk: its id.
+        offset: the first of its rows that is taken.
+        exact: whether they are what the prompt's own forward makes, as the chunk stands right after the anchor.
+    """
 
     chunk: str
     offset: int = 0
-    relocated: bool = True
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +54,13 @@ Origin = ChunkOrigin | PrefixOrigin
 class PatchUse:
     """A stored patch, cut to a rank.
 
-    A key of the kind KEYS adds nothing: its factors replace the chunk's own keys. Of the kinds BASIS and PAIRS, the
-    right factors are the model's and only the left ones are the item's.
+    Attributes:
+        even: whether all layers have the rank, as in the paper; else they share its directions out by energy.
     """
 
     key: ArtifactKey
     rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class ResidualUse:
-    """A chunk's kept residual stream, which rows computed above a skipped layer begin from.
-
-    Attributes:
-        key: its key, which names the layer that it enters.
-        width: numbers a row, the model's hidden size.
-        offset: the stream's row that the range begins with.
-    """
-
-    key: ArtifactKey
-    width: int
-    offset: int = 0
+    even: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +72,7 @@ class RowRange:
         layers: the layers that the range is about.
         origin: where taken rows come from.
         patch: what is added to taken chunk rows.
-        hidden: row ranges that computed rows may not attend, in any layer.
-        stage: computed rows of a lower stage run in an earlier forward, in which those of later stages are hidden. A
-            row has one stage and one mask, whatever its layers.
-        residual: what computed rows begin from in `layers[0]`, where the layers below do not compute them.
+        hidden: row ranges that computed rows may not attend; a row has one mask, whatever its layers.
     """
 
     start: int
@@ -96,17 +82,10 @@ class RowRange:
     origin: Origin | None = None
     patch: PatchUse | None = None
     hidden: tuple[Rows, ...] = ()
-    stage: int = 0
-    residual: ResidualUse | None = None
 
     @property
     def rows(self) -> int:
         return self.stop - self.start
-
-    @property
-    def replaces_keys(self) -> bool:
-        """Whether its patch replaces the chunk's keys and adds nothing."""
-        return self.patch is not None and self.patch.key.kind is ArtifactKind.KEYS
 
     @property
     def code(self) -> int:
@@ -115,56 +94,36 @@ class RowRange:
             return 0
         if self.source is RowSource.ABSENT:
             return 3
-        return 1 if self.patch is None or self.replaces_keys else 2
+        return 1 if self.patch is None else 2
 
     def after(self, row: int) -> "RowRange":
         """Return the part of the range from a row on."""
         cut = row - self.start
         if cut <= 0:
             return self
-        origin, residual = self.origin, self.residual
+        origin = self.origin
         if isinstance(origin, ChunkOrigin):
             origin = replace(origin, offset=origin.offset + cut)
-        if residual is not None:
-            residual = replace(residual, offset=residual.offset + cut)
-        return replace(self, start=row, origin=origin, residual=residual)
-
-    def features_read(self, layout: LayerLayout) -> int:
-        """Return how many numbers of KV are read for each taken row of a layer; without keys that are replaced."""
-        if self.replaces_keys and isinstance(self.origin, ChunkOrigin):
-            return layout.values[0] * layout.values[1]
-        return layout.features
+        return replace(self, start=row, origin=origin)
 
     def factors_read(self, layout: LayerLayout) -> int:
         """Return how many numbers of patch factors are read for the range in a layer."""
         if self.patch is None:
             return 0
-        slots = (layout.keys,) if self.replaces_keys else (layout.keys, layout.values)
-        shared = self.patch.key.kind in SHARED_DIRECTIONS
-        return sum(
-            min(self.patch.rank, heads * width) * (self.rows + (0 if shared else heads * width))
-            for heads, width in slots
-        )
+        widths = [heads * width for heads, width in (layout.keys, layout.values)]
+        return sum(min(self.patch.rank, width) * (self.rows + width) for width in widths)
 
     def __str__(self) -> str:
         words = []
         if isinstance(self.origin, ChunkOrigin):
             offset = f" from row {self.origin.offset}" if self.origin.offset else ""
             words.append(f"chunk {self.origin.chunk[:8]}{offset}")
-            if not self.origin.relocated:
-                words.append("not relocated")
         elif isinstance(self.origin, PrefixOrigin):
             words.append(f"prefix {self.origin.entry[:8]}")
-        if self.patch is not None and self.replaces_keys:
-            words.append(f"keys of rank {self.patch.rank}")
-        elif self.patch is not None and self.patch.key.kind is ArtifactKind.REPAIR:
+        if self.patch is not None and self.patch.key.kind is ArtifactKind.REPAIR:
             words.append(f"repaired by rank {self.patch.rank}")
-        elif self.patch is not None and self.patch.key.kind is ArtifactKind.PAIRS:
-            words.append(f"pairs of rank {self.patch.rank} with {len(set(self.patch.key.antecedents))} chunks")
         elif self.patch is not None:
             words.append(f"patch of rank {self.patch.rank} after {len(self.patch.key.antecedents)} chunks")
-        if self.residual is not None:
-            words.append(f"from the {self.residual.key.label} of {self.residual.key.chunk[:8]}")
         if self.hidden:
             words.append("blind to " + ", ".join(f"{start}-{stop}" for start, stop in self.hidden))
         return ", ".join(words)
@@ -174,17 +133,15 @@ class RowRange:
 class Selector:
     """A choice that depends on values: after layer `layer`, of the computed candidates only `budget` rows go on.
 
-    The candidates are computed up to and including `layer`; in later layers the chosen ones are computed and the others
-    are taken, as their ranges for those layers say.
+    The candidates are computed up to and including `layer`; in later layers those whose keys and values moved most
+    against the taken rows (CacheBlend) are computed, and the others are taken, as their ranges for those layers say.
 
     Attributes:
-        rule: how rows are ranked: `deviation` (largest change of K and V against the taken rows, CacheBlend).
         candidates: row ranges to choose from.
         layer: the layer after which to choose.
         budget: how many candidate rows are computed in the later layers.
     """
 
-    rule: str
     candidates: tuple[Rows, ...]
     layer: int
     budget: int
@@ -207,15 +164,12 @@ class Recomputation:
         budget: how many of them are computed.
         question: rows that run in both passes; the prompt's last row is the last of them.
         layers: layers whose attention is noted; None for all.
-        least_margin: the answer stands if the probabilities of its two likeliest first tokens differ by as much; below,
-            the prompt has to be computed in full. 0 accepts any answer.
     """
 
     candidates: tuple[Rows, ...]
     budget: int
     question: Rows
     layers: frozenset[int] | None = None
-    least_margin: float = 0.0
 
     @property
     def question_rows(self) -> int:
@@ -244,7 +198,6 @@ class PlanCost:
         rows_patched: rows patched in at least one layer.
         bytes_read: bytes of KV read from chunks and kept prefixes, those that a selector compares with included.
         patch_bytes: bytes of patch factors read.
-        residual_bytes: bytes of kept residual streams read.
     """
 
     rows_computed: float
@@ -252,12 +205,11 @@ class PlanCost:
     rows_patched: int
     bytes_read: int
     patch_bytes: int = 0
-    residual_bytes: int = 0
 
     def __str__(self) -> str:
         return (
             f"{self.rows_computed:g} rows computed, {self.rows_taken} taken, {self.rows_patched} patched; "
-            f"{self.bytes_read:,} bytes of KV, {self.patch_bytes:,} of patches, {self.residual_bytes:,} of residuals"
+            f"{self.bytes_read:,} bytes of KV, {self.patch_bytes:,} of patches"
         )
 
 
@@ -271,10 +223,12 @@ class LinkPlan:
         layers: decoder layers.
         ranges: every row of every layer exactly once.
         selectors: choices left to run time, each with a fixed budget.
-        forming: keys of the patches and other artifacts that the strategy asks for and the store does not have; they
-            are formed and the plan is made again.
+        forming: keys of the patches that the strategy asks for and the store does not have; they are formed and the
+            plan is made again.
         leaving: rows that leave the table after the prefill (slid antecedents).
         recomputation: a second pass over rows that the question attends most; None for none.
+        least_margin: the answer stands if the probabilities of its two likeliest first tokens differ by as much; below,
+            the prompt has to be computed in full. None takes any answer.
         remark: what the strategy could not do as asked, for the reply; None if all is as asked.
         decisions: what `auto` chose for each chunk, and why.
     """
@@ -287,6 +241,7 @@ class LinkPlan:
     forming: tuple[ArtifactKey, ...] = ()
     leaving: tuple[Rows, ...] = ()
     recomputation: Recomputation | None = None
+    least_margin: float | None = None
     remark: str | None = None
     decisions: tuple[Decision, ...] = ()
 
@@ -321,48 +276,29 @@ class LinkPlan:
         """Check the plan's invariants.
 
         Raises:
-            PlanError: see `sources`; also when the last row is not computed in every layer and in the last stage (it
-                gives the logits), when a row has two stages or two masks, or when a selector's candidates are not
-                computed in one stage up to its layer and taken above it, when a residual stream does not belong to
-                computed rows whose layer below is skipped, or a second pass does not choose among taken rows and end
-                with the last row.
+            PlanError: see `sources`; also when the last row is not computed in every layer (it gives the logits), when
+                a row has two masks, when a selector's candidates are not computed up to its layer and taken above it,
+                or a second pass does not choose among taken rows and end with the last row.
         """
         codes = self.sources()
         if (codes[:, -1] != 0).any():
             raise PlanError("the last row must be computed in every layer: its logits are the answer")
-        for part in self.ranges:
-            first = part.layers[0]
-            if part.residual is not None and (
-                part.source is not RowSource.COMPUTED
-                or first == 0
-                or (codes[first - 1, part.start : part.stop] == 0).any()
-            ):
-                raise PlanError(
-                    f"rows {part.start} to {part.stop}: only rows computed above a skipped layer begin from a residual "
-                    "stream"
-                )
-        stages = self._stages()
-        if stages[-1] != stages.max():
-            raise PlanError("the last row must be computed in the last stage: its logits are the answer")
+        self._validate_masks()
         for selector in self.selectors:
             if selector.budget < 0 or not selector.candidates:
-                raise PlanError(f"selector {selector.rule}: it needs candidates, and a budget of 0 or more")
-            if len({int(stage) for start, stop in selector.candidates for stage in stages[start:stop]}) > 1:
-                raise PlanError(f"selector {selector.rule}: its candidates must be computed in one stage")
+                raise PlanError("a selector needs candidates, and a budget of 0 or more")
             for start, stop in selector.candidates:
                 below = codes[: selector.layer + 1, start:stop]
                 above = codes[selector.layer + 1 :, start:stop]
                 if (below != 0).any() or ((above != 1) & (above != 2)).any():
                     raise PlanError(
-                        f"selector {selector.rule}: rows {start} to {stop} must be computed up to layer "
-                        f"{selector.layer} and taken above it"
+                        f"a selector: rows {start} to {stop} must be computed up to layer {selector.layer} and taken "
+                        "above it"
                     )
         if self.recomputation is not None:
-            self._validate_recomputation(self.recomputation, codes, stages)
+            self._validate_recomputation(self.recomputation, codes)
 
-    def _validate_recomputation(
-        self, recomputation: Recomputation, codes: numpy.ndarray, stages: numpy.ndarray
-    ) -> None:
+    def _validate_recomputation(self, recomputation: Recomputation, codes: numpy.ndarray) -> None:
         start, stop = recomputation.question
         if ((codes == 0).any(axis=0) != (codes == 0).all(axis=0)).any():
             raise PlanError("a second pass: a row is computed in some layers only")
@@ -370,28 +306,21 @@ class LinkPlan:
             raise PlanError("a second pass needs candidates, a budget of 0 or more, and a plan without selectors")
         if not 0 <= start < stop == self.rows or (codes[:, start:stop] != 0).any():
             raise PlanError(f"a second pass: rows {start} to {stop} must be computed and end with the prompt")
-        if (stages[start:stop] != stages.max()).any():
-            raise PlanError(f"a second pass: rows {start} to {stop} must be computed in the last stage")
         for first, last in recomputation.candidates:
             block = codes[:, first:last]
             if last > start or ((block != 1) & (block != 2)).any():
                 raise PlanError(f"a second pass: rows {first} to {last} must be taken in every layer")
 
-    def _stages(self) -> numpy.ndarray:
-        """Return the stage in which each row is computed [rows], -1 for rows that are not."""
-        stages = numpy.full(self.rows, -1, dtype=numpy.int64)
+    def _validate_masks(self) -> None:
         masks = numpy.full(self.rows, -1, dtype=numpy.int64)
         known: dict[tuple[Rows, ...], int] = {}
         for part in self.ranges:
-            if part.source is not RowSource.COMPUTED:
-                continue
-            mask = known.setdefault(part.hidden, len(known))
-            rows = slice(part.start, part.stop)
-            for held, value in ((stages, part.stage), (masks, mask)):
-                if ((held[rows] != -1) & (held[rows] != value)).any():
-                    raise PlanError(f"rows {part.start} to {part.stop} have two stages, or two masks, in their layers")
-                held[rows] = value
-        return stages
+            if part.source is RowSource.COMPUTED:
+                mask = known.setdefault(part.hidden, len(known))
+                held = masks[part.start : part.stop]
+                if ((held != -1) & (held != mask)).any():
+                    raise PlanError(f"rows {part.start} to {part.stop} have two masks in their layers")
+                held[:] = mask
 
     def after(self, reused_rows: int) -> "LinkPlan":
         """Return the plan for the rows from `reused_rows` on; the table that is continued holds the others."""
@@ -400,7 +329,7 @@ class LinkPlan:
         selectors = (
             replace(selector, candidates=_spans_after(selector.candidates, reused_rows)) for selector in self.selectors
         )
-        used = {use.key for part in ranges for use in (part.patch, part.residual) if use is not None}
+        used = {part.patch.key for part in ranges if part.patch is not None}
         return replace(
             self,
             ranges=ranges,
@@ -413,17 +342,16 @@ class LinkPlan:
 
     def cost(self, layouts: Sequence[LayerLayout], itemsize: int) -> PlanCost:
         """Return what the plan will do, from its ranges and budgets; `itemsize` is bytes per number of the KV."""
-        row_layers = numbers = factors = residuals = 0
+        row_layers = numbers = factors = 0
         taken: set[int] = set()
         patched: set[int] = set()
         for part in self.ranges:
             own = layouts[part.layers[0] : part.layers[1]]
             if part.source is RowSource.COMPUTED:
                 row_layers += part.rows * len(own)
-                residuals += 0 if part.residual is None else part.rows * part.residual.width
             elif part.source is RowSource.TAKEN:
                 taken.update(range(part.start, part.stop))
-                numbers += part.rows * sum(part.features_read(layout) for layout in own)
+                numbers += part.rows * sum(layout.features for layout in own)
                 factors += sum(part.factors_read(layout) for layout in own)
                 if part.code == 2:
                     patched.update(range(part.start, part.stop))
@@ -438,15 +366,15 @@ class LinkPlan:
             rows_patched=len(patched),
             bytes_read=numbers * itemsize,
             patch_bytes=factors * itemsize,
-            residual_bytes=residuals * itemsize,
         )
 
     @property
     def exact(self) -> bool:
-        """Whether every row is what the model's own forward makes of the prompt: nothing hidden, reused or left out."""
+        """Whether every row is as the model's own forward makes it: nothing hidden, left out or approximate."""
         return not (self.selectors or self.leaving or self.recomputation) and all(
-            (part.source is RowSource.COMPUTED and not part.hidden and part.stage == 0)
+            (part.source is RowSource.COMPUTED and not part.hidden)
             or isinstance(part.origin, PrefixOrigin)
+            or (isinstance(part.origin, ChunkOrigin) and part.origin.exact and part.patch is None)
             for part in self.ranges
         )
 
@@ -456,15 +384,19 @@ class LinkPlan:
         layers = frozenset(layer for _, layers in uses for layer in range(*layers))
         return max((rank for rank, _ in uses), default=0), layers
 
+    def needs_even(self, key: ArtifactKey) -> bool:
+        """Return whether a patch is asked for that has one rank in all layers."""
+        return any(part.patch.even for part in self.ranges if part.patch and part.patch.key == key)
+
     def __str__(self) -> str:
         lines = [f"{self.strategy}: {self.rows} rows, {self.layers} layers"]
         lines += [
             f"  {part.start:>6} - {part.stop:<6} {part.source.value:<9} layers {part.layers[0]}-{part.layers[1] - 1}"
-            f"  stage {part.stage}  {part}".rstrip()
+            f"  {part}".rstrip()
             for part in self.ranges
         ]
         lines += [
-            f"  selector {selector.rule} after layer {selector.layer}: {selector.budget} rows of {selector.candidates}"
+            f"  selector after layer {selector.layer}: {selector.budget} rows of {selector.candidates}"
             for selector in self.selectors
         ]
         if self.recomputation is not None:

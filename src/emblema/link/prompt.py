@@ -12,8 +12,8 @@ from torch import Tensor
 
 from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk
+from emblema.kv.keys import ArtifactKey, ArtifactKind
 from emblema.kv.patch import Patch
-from emblema.store.keys import ArtifactKey, ArtifactKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +193,12 @@ class Prompt:
         return tuple(segment.rows for segment in self.segments if isinstance(segment.part, TextPart))
 
     @cached_property
+    def question_rows(self) -> Rows:
+        """The rows after the last chunk; the last row alone where a chunk ends the prompt."""
+        last = max((segment.stop for segment, _ in self.chunk_segments), default=0)
+        return min(last, self.tokens - 1), self.tokens
+
+    @cached_property
     def slid_rows(self) -> tuple[Rows, ...]:
         """Row ranges of slid chunks."""
         return tuple(
@@ -212,6 +218,13 @@ class Prompt:
             named = (part.name,) if isinstance(part, ChunkPart) and part.name else ()
             before.append(before[-1] + named)
         return tuple(before)
+
+    def leads(self, segment: Segment, anchor: Sequence[int]) -> bool:
+        """Return whether the rows before a segment are those of an anchor, token ids of text, and no others."""
+        if segment.start != len(anchor):
+            return False
+        first = self.segments[0].part
+        return not anchor or (isinstance(first, TextPart) and first.token_ids == tuple(anchor))
 
     def until(self, row: int) -> "Prompt":
         """Return the prompt of the segments that end at or before a row."""

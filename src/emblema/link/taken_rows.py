@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 
 from emblema.errors import LoadError, PlanError
-from emblema.kv.artifacts import Artifact, KeyFactors, ResidualStream
 from emblema.kv.chunk import Chunk
+from emblema.kv.keys import ArtifactKey
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows, layer_is_here
 from emblema.kv.patch import Factors, Patch
 from emblema.kv.placers import placer_for
 from emblema.kv.placing import LayerMemory, PlacedSegment, Placer, RowPlacement, SlotRows, band_of, scratch_memory
 from emblema.kv.rotation import PhaseBook, RotaryTable
-from emblema.link.plan import SHARED_DIRECTIONS, ChunkOrigin, LinkPlan, PrefixOrigin, RowRange, RowSource
+from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, PrefixOrigin, RowRange, RowSource
 from emblema.link.prompt import Prompt
-from emblema.store.keys import ArtifactKey
 
 
 class ModelGeometry(Protocol):
@@ -60,14 +59,16 @@ class Resources:
     """The stored pieces that a plan names.
 
     Attributes:
-        artifacts: patches, key factors and residual streams, by key.
+        patches: by key.
         prefixes: rows of kept prompts, by entry.
         rows: canonical rows by chunk id; a chunk that is not named here brings its own.
     """
 
-    artifacts: Mapping[ArtifactKey, Artifact] = field(default_factory=dict)
+    patches: Mapping[ArtifactKey, Patch] = field(default_factory=dict)
     prefixes: Mapping[str, KVRows] = field(default_factory=dict)
     rows: Mapping[str, KVRows] = field(default_factory=dict)
+    # Patches that a plan asks for at a lower rank than they have; cut once for all layers.
+    _cut: dict[PatchUse, Patch] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def chunk_rows(self, chunk: Chunk) -> KVRows:
         """Return the canonical rows of a chunk; reading a layer waits for it where they are being loaded."""
@@ -84,20 +85,6 @@ class Resources:
             raise PlanError(f"rows {part.start} to {part.stop} name a prefix that was not handed over")
         return self.prefixes[origin.entry]
 
-    def residual_rows(self, part: RowRange) -> Tensor:
-        """Return the rows of a residual stream [rows, hidden] that a range begins from.
-
-        Raises:
-            PlanError: it was not handed over, or is something else.
-        """
-        use = part.residual
-        stream = None if use is None else self.artifacts.get(use.key)
-        if use is None or stream is None:
-            raise PlanError(f"rows {part.start} to {part.stop} name a residual stream that was not handed over")
-        if not isinstance(stream, ResidualStream):
-            raise PlanError(f"a {type(stream).__name__} was handed over in place of a residual stream")
-        return stream.rows[use.offset : use.offset + part.rows]
-
     def factors(self, part: RowRange, layer: int) -> "SlotFactors":
         """Return one layer's factors of the patch of a range, for its rows and cut to its rank.
 
@@ -106,25 +93,20 @@ class Resources:
         """
         if part.patch is None:
             return None, None
-        artifact, rows = self.artifacts.get(part.patch.key), _chunk_rows(part)
-        if isinstance(artifact, KeyFactors):
-            return _cut(artifact.layers[layer], rows, part.patch.rank), None
-        held = artifact.layers[layer] if isinstance(artifact, Patch) else None
+        patch, rows = self.patches.get(part.patch.key), _chunk_rows(part)
+        held = None if patch is None else self._patch(patch, part.patch).layers[layer]
         if held is None:
             raise PlanError(f"rows {part.start} to {part.stop} name a patch that was not handed over for layer {layer}")
-        return _cut(held.keys, rows, part.patch.rank), _cut(held.values, rows, part.patch.rank)
+        return _rows_of(held.keys, rows), _rows_of(held.values, rows)
+
+    def _patch(self, patch: Patch, use: PatchUse) -> Patch:
+        if use not in self._cut:
+            self._cut[use] = patch.slice_evenly(use.rank) if use.even else patch.slice(use.rank)
+        return self._cut[use]
 
 
 SlotFactors = tuple[Factors | None, Factors | None]
 """One layer's factors for the keys and for the values; None where there are none."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShareSample:
-    """How many computed rows of chunks have noted what they attend; `seed` chooses them where there are more."""
-
-    rows: int
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +118,12 @@ class LinkJob:
         prompt: the prompt that it was made for.
         resources: the stored pieces that the plan names.
         reused_rows: rows at the front that are in the table already and are left as they are.
-        sample: rows of chunks whose attention is noted in the last forward; None for none.
     """
 
     plan: LinkPlan
     prompt: Prompt
     resources: Resources = Resources()
     reused_rows: int = 0
-    sample: ShareSample | None = None
 
 
 class TakenRows:
@@ -178,10 +158,10 @@ class TakenRows:
             for part in taken
             if isinstance(part.origin, PrefixOrigin)
         ]
-        groups: dict[tuple[tuple[int, int], bool], list[RowRange]] = {}
+        groups: dict[tuple[int, int], list[RowRange]] = {}
         for part in taken:
             if isinstance(part.origin, ChunkOrigin):
-                groups.setdefault((part.layers, part.origin.relocated), []).append(part)
+                groups.setdefault(part.layers, []).append(part)
         self._groups = [_RelocatedGroup(model, job, parts, slots) for parts in groups.values()]
         self._written: set[int] = set()
 
@@ -212,8 +192,7 @@ class TakenRows:
         slots: dict[torch.device, list[SlotRows]] = {}
         for layer in layers:
             layout = self._model.layouts[layer]
-            numbers = sum(part.rows * part.features_read(layout) for part in group.parts)
-            self.bytes_read += numbers * self._model.dtype.itemsize
+            self.bytes_read += group.placement.rows * layout.features * self._model.dtype.itemsize
             memory = self._table.memory(layer) if isinstance(self._table, OpenSink) else None
             device = self._model.device if memory is None else memory.keys.device
             factors, read = group.factors(layer, device)
@@ -259,7 +238,7 @@ def relocated(model: ModelGeometry, job: LinkJob, layer: int, rows: Tensor) -> L
 
 
 class _RelocatedGroup:
-    """Taken ranges that hold in the same layers, all of which are relocated or none, side by side.
+    """Taken ranges that hold in the same layers, side by side.
 
     Attributes:
         parts: the ranges.
@@ -275,21 +254,21 @@ class _RelocatedGroup:
         self.parts, self.layers, self._resources = parts, parts[0].layers, job.resources
         self._held: list[tuple[Chunk, KVRows]] = []
         known = {chunk.id: chunk for _, chunk in job.prompt.chunk_segments}
-        positions, segments, relocated, count = [], [], False, 0
+        positions, segments, count = [], [], 0
         for part in parts:
             origin = part.origin
             if not isinstance(origin, ChunkOrigin) or origin.chunk not in known:
                 raise PlanError(f"rows {part.start} to {part.stop} are taken from no chunk that the prompt holds")
-            chunk, span, relocated = known[origin.chunk], _chunk_rows(part), origin.relocated
+            chunk, span = known[origin.chunk], _chunk_rows(part)
             if span.start < 0 or span.stop > chunk.tokens:
                 raise PlanError(f"rows {part.start} to {part.stop} are taken from beyond the end of {chunk!r}")
             positions.append(chunk.encoded.positions[:, span] + chunk.base)
-            segments.append(PlacedSegment(span.start, count, part.rows, part.replaces_keys))
+            segments.append(PlacedSegment(span.start, count, part.rows))
             count += part.rows
             self._held.append((chunk, job.resources.chunk_rows(chunk)))
         rows = torch.cat([torch.arange(part.start, part.stop) for part in parts])
         source = PhaseBook(model.tables, _moved(torch.cat(positions, dim=1), model.device))
-        target = PhaseBook(model.tables, _moved(job.prompt.positions[:, rows], model.device)) if relocated else source
+        target = PhaseBook(model.tables, _moved(job.prompt.positions[:, rows], model.device))
         self.placement = RowPlacement(tuple(segments), _contiguous(slots[rows], model.device), source, target)
         self.dense = replace(self.placement, slots=slice(0, count))
 
@@ -318,8 +297,8 @@ class _RelocatedGroup:
             values.append(_moved(rows.values, memory.keys.device))
         added = [tuple(slot[index] for slot in factors) for index in range(2)]
         return [
-            SlotRows(tuple(keys), added[0], band_of(layout, "keys"), memory.keys, keys=True),
-            SlotRows(tuple(values), added[1], band_of(layout, "values"), memory.values, keys=False),
+            SlotRows(tuple(keys), added[0], band_of(layout, "keys"), memory.keys),
+            SlotRows(tuple(values), added[1], band_of(layout, "values"), memory.values),
         ]
 
     def factors(self, layer: int, device: torch.device) -> tuple[list[SlotFactors], int]:
@@ -329,7 +308,7 @@ class _RelocatedGroup:
             PlanError: a patch was not handed over.
         """
         found = [self._resources.factors(part, layer) for part in self.parts]
-        read = sum(_bytes(part, slots) for part, slots in zip(self.parts, found, strict=True))
+        read = sum(slot.bytes for slots in found for slot in slots if slot is not None)
         return _moved_factors(found, device), read
 
 
@@ -340,10 +319,10 @@ def _chunk_rows(part: RowRange) -> slice:
     return slice(part.origin.offset, part.origin.offset + part.rows)
 
 
-def _cut(factors: Factors, rows: slice, rank: int) -> Factors:
-    if rank >= factors.rank and rows.start == 0 and rows.stop >= len(factors.left):
+def _rows_of(factors: Factors, rows: slice) -> Factors:
+    if rows.start == 0 and rows.stop >= len(factors.left):
         return factors
-    return Factors(factors.left[rows, :rank], factors.right[:rank])
+    return Factors(factors.left[rows], factors.right)
 
 
 def _moved_factors(factors: Sequence[SlotFactors], device: torch.device) -> list[SlotFactors]:
@@ -357,12 +336,6 @@ def _moved_factors(factors: Sequence[SlotFactors], device: torch.device) -> list
         return Factors(_moved(slot.left, device), right)
 
     return [(moved(keys), moved(values)) for keys, values in factors]
-
-
-def _bytes(part: RowRange, slots: SlotFactors) -> int:
-    """Return the bytes of factors read for a range; directions that a whole model shares are not counted."""
-    shared = part.patch is not None and part.patch.key.kind in SHARED_DIRECTIONS
-    return sum(slot.left.nbytes + (0 if shared else slot.right.nbytes) for slot in slots if slot is not None)
 
 
 def _contiguous(slots: Tensor, device: torch.device) -> Tensor | slice:

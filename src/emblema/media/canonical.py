@@ -18,16 +18,16 @@ def media_bytes(media: Image.Image | Video | Audio) -> bytes:
         MediaError: a picture that is not RGB (see `load_image`).
     """
     if isinstance(media, Video):
-        frames = [_image(frame) for frame in media.frames]
+        frames = [part for frame in media.frames for part in _image(frame)]
         times = struct.pack(f"<{len(media.times)}d", *media.times)
-        return b"video 1\0" + struct.pack("<Q", len(frames)) + times + b"".join(frames)
+        return b"".join((b"video 1\0", struct.pack("<Q", len(media.frames)), times, *frames))
     if isinstance(media, Audio):
         samples = media.samples.astype("<f4").tobytes()
         return b"audio 1\0" + struct.pack("<QQ", media.rate, len(samples)) + samples
-    return b"image 1\0" + _image(media)
+    return b"".join((b"image 1\0", *_image(media)))
 
 
-def _image(image: Image.Image) -> bytes:
+def _image(image: Image.Image) -> tuple[bytes, bytes]:
     if image.mode != "RGB":
         raise MediaError(f"A picture of mode {image.mode} has no canonical bytes: pass it through load_image first.")
-    return struct.pack("<QQ", image.width, image.height) + image.tobytes()
+    return struct.pack("<QQ", image.width, image.height), image.tobytes()

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from emblema.errors import MediaError
 from emblema.extras import import_extra
 from emblema.media.decoder_pool import DecodeTask, decode
+from emblema.media.formats import HEAD_BYTES, format_of
 from emblema.media.limits import MediaLimits
 
 if TYPE_CHECKING:
     from av.container import InputContainer
     from av.video.stream import VideoStream
 
-FORMATS = "mov,matroska,avi,mpegts,mpeg,flv,ogg,gif,asf,h264,hevc,mjpeg,apng,webp_pipe,wav,mp3,flac,aac,aiff,w64,caf"
+FORMATS = (
+    "mov,matroska,avi,mpegts,mpeg,flv,ogg,gif,asf,h264,hevc,mjpeg,mpjpeg,apng,webp_pipe,wav,mp3,flac,aac,aiff,w64,caf"
+)
 """Demuxers that may be used. Playlists and lists (hls, dash, concat) would open other files: they are not here."""
 
 MICROSECONDS = 1_000_000
@@ -50,9 +53,24 @@ def read_container(file: BinaryIO, name: str, limits: MediaLimits) -> ContainerF
 
 def describe_container(file: BinaryIO, name: str, limits: MediaLimits) -> Iterator[tuple[dict[str, Any], bytes]]:
     """Read a file's header in this process: yield the fields of `ContainerFacts`."""
+    refuse_hidden_picture(file, name)
     with open_container(file, name) as container:
         seconds = None if container.duration is None else container.duration / MICROSECONDS
         yield {"has_video": moving_picture(container) is not None, "seconds": seconds}, b""
+
+
+def refuse_hidden_picture(file: BinaryIO, name: str) -> None:
+    """Refuse a file whose first bytes say nothing and in which FFmpeg would look for a JPEG.
+
+    Raises:
+        MediaError: a JPEG stands behind bytes that are none of it.
+    """
+    head = file.read(HEAD_BYTES)
+    file.seek(0)
+    with open_container(file, name) as container:
+        if container.format.name == "mjpeg" and format_of(head) is None:
+            raise MediaError(f"{name} is a picture (JPEG) behind bytes that are none of it: cut them off.")
+    file.seek(0)
 
 
 @contextmanager

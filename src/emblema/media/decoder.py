@@ -18,15 +18,16 @@ from emblema.media.audio import decode_sound
 from emblema.media.container import describe_container
 from emblema.media.decoder_pool import IDLE_SECONDS, LENGTHS
 from emblema.media.document import decode_pages
-from emblema.media.image import decode_picture, import_formats
+from emblema.media.frames import decode_frames
+from emblema.media.image import count_frames, decode_picture, import_formats
 from emblema.media.limits import MediaLimits
 from emblema.media.live import decode_live
-from emblema.media.video import decode_frames
 
 Items = Iterator[tuple[dict[str, Any], bytes]]
 
 TASKS: dict[str, Callable[..., Items]] = {
     "picture": decode_picture,
+    "count": count_frames,
     "pages": decode_pages,
     "frames": decode_frames,
     "sound": decode_sound,
@@ -87,7 +88,7 @@ def _serve(connection: socket.socket, request: dict[str, Any], file: BinaryIO) -
         except EmblemaError as error:
             last = {"outcome": "unavailable", "message": str(error)}
         except MemoryError:
-            text = f"{name} needs more than {limits.decoder_bytes} bytes of memory (MediaLimits.decoder_bytes)."
+            text = f"{name} needs more than {limits.decoder_bytes} bytes of memory (the limit decoder_bytes)."
             last = {"outcome": "refused", "message": text}
         except ConnectionError:
             raise

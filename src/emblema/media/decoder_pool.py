@@ -20,8 +20,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -64,7 +65,7 @@ class DecodeTask:
             its own, and a time limit for each item alone.
     """
 
-    kind: Literal["picture", "pages", "frames", "sound", "container", "live"]
+    kind: Literal["picture", "count", "pages", "frames", "sound", "container", "live"]
     file: BinaryIO
     name: str
     limits: MediaLimits
@@ -75,7 +76,7 @@ class DecodeTask:
     @property
     def is_short(self) -> bool:
         """Whether it is over as soon as one picture would be."""
-        return self.kind in ("picture", "container")
+        return self.kind in ("picture", "count", "container")
 
     @property
     def item_seconds(self) -> float:
@@ -113,11 +114,32 @@ def decode(task: DecodeTask) -> Iterator[DecodedItem]:
 _making = threading.Lock()
 
 
+def decoding_places() -> int:
+    """Return how many pictures, and as many long media, this process has decoded at once."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(2, min(4, cores)) + 1
+
+
 @cache
 def _decoder_pool(owner: int) -> DecoderPool:
     """Return the pool of a process; a fork does not share its parent's."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return DecoderPool(owner, size=max(2, min(4, cores)))
+    return DecoderPool(owner, size=decoding_places())
+
+
+_TAKE: ContextVar[Callable[[int], None] | None] = ContextVar("take", default=None)
+
+
+@contextmanager
+def counting_decoded(take: Callable[[int], None]) -> Iterator[None]:
+    """Have `take` called with the bytes of each item that this thread has decoded, before there is room made for it.
+
+    What `take` raises ends the decoding.
+    """
+    token = _TAKE.set(take)
+    try:
+        yield
+    finally:
+        _TAKE.reset(token)
 
 
 class DecoderPool:
@@ -254,7 +276,7 @@ class DecoderProcess:
                 raise self._late(task) from error
             raise MediaError(
                 f"{task.name} ended the process that decoded it (exit status {self._process.returncode}): it is "
-                f"broken, or needs more than {task.limits.decoder_bytes} bytes of memory (MediaLimits.decoder_bytes)."
+                f"broken, or needs more than {task.limits.decoder_bytes} bytes of memory (the limit decoder_bytes)."
             ) from error
         self._busy = False
         self._rests_since = time.monotonic()
@@ -275,10 +297,10 @@ class DecoderProcess:
         name = "picture_seconds" if task.is_short else "media_seconds"
         if task.kind == "pages":
             return MediaError(
-                f"{task.name} takes longer than {task.item_seconds:g} s a page (MediaLimits.picture_seconds) or "
-                f"{task.seconds:g} s in all (MediaLimits.media_seconds) to decode."
+                f"{task.name} takes longer than {task.item_seconds:g} s a page (the limit picture_seconds) or "
+                f"{task.seconds:g} s in all (the limit media_seconds) to decode."
             )
-        return MediaError(f"{task.name} takes longer than {task.item_seconds:g} s to decode (MediaLimits.{name}).")
+        return MediaError(f"{task.name} takes longer than {task.item_seconds:g} s to decode (the limit {name}).")
 
     def _send(self, header: bytes, descriptor: int) -> None:
         message = LENGTHS.pack(len(header), 0) + header
@@ -302,6 +324,9 @@ class DecoderProcess:
             raise EOFError("a message's header cannot be read") from error
         if not isinstance(fields, dict):
             raise EOFError("a message's header cannot be read")
+        take = _TAKE.get()
+        if take is not None:
+            take(payload)
         return fields, self._receive(payload, deadline)
 
     def _receive(self, size: int, deadline: float) -> bytearray:

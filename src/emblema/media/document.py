@@ -1,4 +1,4 @@
-"""PDF documents as pictures, one a page."""
+"""Documents (PDF, TIFF) as pictures, one a page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from PIL import Image
 from emblema.errors import MediaError
 from emblema.extras import import_extra
 from emblema.media.decoder_pool import DecodeTask, decode
-from emblema.media.image import check_size, item_of, picture_of
+from emblema.media.formats import HEAD_BYTES, format_of
+from emblema.media.image import item_of, open_picture, picture_of
 from emblema.media.limits import DEFAULT_LIMITS, MediaLimits
 from emblema.media.source import Source, describe, open_source
 
@@ -22,10 +23,14 @@ POINTS_PER_INCH = 72
 
 
 def load_pages(source: Source, dpi: float = 144.0, limits: MediaLimits = DEFAULT_LIMITS) -> list[Image.Image]:
-    """Return the pages of a PDF as RGB pictures at `dpi` dots an inch, filled forms included.
+    """Return the pages of a PDF as RGB pictures at `dpi` dots an inch, filled forms included, or those of a TIFF.
+
+    A page of a PDF is drawn: one that would be too large or too small is drawn at another size, and one that is too
+    narrow gets white margins.
 
     Raises:
-        MediaError: the source is missing, empty, no PDF, broken, encrypted, without pages, or outside the limits.
+        MediaError: the source is missing, empty, no PDF or TIFF, broken, encrypted, without pages, or outside the
+            limits.
     """
     if not 10 <= dpi <= 1200:
         raise MediaError(f"dpi is {dpi}: give a number from 10 to 1200.")
@@ -45,26 +50,56 @@ def load_pages(source: Source, dpi: float = 144.0, limits: MediaLimits = DEFAULT
 
 def decode_pages(file: BinaryIO, name: str, limits: MediaLimits, dpi: float) -> Iterator[tuple[dict[str, Any], bytes]]:
     """Render a file in this process: yield the sides of each page, with its pixels; errors as `load_pages`."""
+    known = format_of(file.read(HEAD_BYTES))
+    file.seek(0)
+    pages = (
+        _scanned(file, name, limits) if known is not None and known.name == "TIFF" else _drawn(file, name, limits, dpi)
+    )
+    left = limits.document_pixels
+    for number, page in enumerate(pages, 1):
+        left -= page.width * page.height
+        if left < 0:
+            raise MediaError(
+                f"page {number} of {name}: up to here the pages have more than {limits.document_pixels} pixels "
+                "(the limit document_pixels): lower the dpi, or split it."
+            )
+        yield item_of(page)
+
+
+def _scanned(file: BinaryIO, name: str, limits: MediaLimits) -> Iterator[Image.Image]:
+    """Yield the pages of a TIFF."""
+    opened = open_picture(file, name, limits)
+    _check_count(len(opened.pages), name, limits)
+    for number in range(len(opened.pages)):
+        yield opened.page(number, f"page {number + 1} of {name}", limits)
+
+
+def _drawn(file: BinaryIO, name: str, limits: MediaLimits, dpi: float) -> Iterator[Image.Image]:
+    """Yield the pages of a PDF."""
     pdfium = import_extra("pypdfium2", "documents")
     document = _open(pdfium, file.read(), name)
     try:
         count = len(document)
         if count == 0:
             raise MediaError(f"{name} has no pages.")
-        if count > limits.document_pages:
-            raise MediaError(f"{name} has {count} pages; the limit is {limits.document_pages}: split it.")
-        left = limits.document_pixels
+        _check_count(count, name, limits)
         for index in range(count):
-            page = _render(pdfium, document, index, dpi / POINTS_PER_INCH, name, limits, left)
-            left -= page.width * page.height
-            yield item_of(page)
+            yield _render(pdfium, document, index, dpi / POINTS_PER_INCH, name, limits)
     finally:
         document.close()
 
 
+def _check_count(count: int, name: str, limits: MediaLimits) -> None:
+    if count > limits.document_pages:
+        raise MediaError(f"{name} has {count} pages; the limit is {limits.document_pages}: split it.")
+
+
 def _open(pdfium: Any, data: bytes, name: str) -> pypdfium2.PdfDocument:
-    if b"%PDF-" not in data[:1024]:
-        raise MediaError(f"{name} is not a PDF.")
+    if b"%PDF-" not in data[:HEAD_BYTES]:
+        known = format_of(data[:HEAD_BYTES])
+        raise MediaError(
+            f"{name} is not a PDF{'' if known is None else f' (it is another kind of file: {known.name})'}."
+        )
     try:
         document: pypdfium2.PdfDocument = pdfium.PdfDocument(data)
         document.init_forms()
@@ -76,33 +111,50 @@ def _open(pdfium: Any, data: bytes, name: str) -> pypdfium2.PdfDocument:
 
 
 def _render(
-    pdfium: Any,
-    document: pypdfium2.PdfDocument,
-    index: int,
-    scale: float,
-    name: str,
-    limits: MediaLimits,
-    left: int,
+    pdfium: Any, document: pypdfium2.PdfDocument, index: int, scale: float, name: str, limits: MediaLimits
 ) -> Image.Image:
-    """Render a page, if its size is within the limits and the document may still have `left` pixels."""
+    """Render a page at a scale, or at one that keeps it within the limits."""
     label = f"page {index + 1} of {name}"
     try:
         page = document[index]
         try:
-            # PDFium rounds sides up.
-            width, height = (math.ceil(side * scale) for side in page.get_size())
-            check_size(width, height, label, limits)
-            if width * height > left:
-                raise MediaError(
-                    f"{label}: up to here the pages have more than {limits.document_pixels} pixels "
-                    "(MediaLimits.document_pixels): lower the dpi, or split it."
-                )
-            bitmap = page.render(scale=scale)
+            width, height = page.get_size()
+            if not width * height > 0:
+                # A crop box beside the page leaves nothing of it; viewers show the whole page.
+                page.set_cropbox(*page.get_mediabox())
+                width, height = page.get_size()
+            if not 0 < width * height < math.inf:
+                raise MediaError(f"{label} has no area: remove it.")
+            bitmap = page.render(scale=fitting_scale(width, height, scale, limits))
             try:
-                return bitmap.to_pil().convert("RGB")
+                return _widened(bitmap.to_pil().convert("RGB"), limits)
             finally:
                 bitmap.close()
         finally:
             page.close()
     except pdfium.PdfiumError as error:
         raise MediaError(f"{label} is broken and cannot be drawn ({error}).") from error
+
+
+def fitting_scale(width: float, height: float, scale: float, limits: MediaLimits) -> float:
+    """Return the scale nearest to the wanted one at which a page of these sides is within the limits of a picture.
+
+    What is too narrow for any scale is as long as it may be. PDFium rounds sides up.
+    """
+    short, long = sorted((width, height))
+    scale = max(scale, limits.image_side_least / short)
+    scale = min(scale, (1 - 1e-6) * limits.image_side / long)
+    # Where (width s + 1) (height s + 1) are all the pixels that a picture may have.
+    area, half = width * height, (width + height) / 2
+    most = (math.sqrt(half**2 + area * (limits.image_pixels - 1)) - half) / area
+    return min(scale, most)
+
+
+def _widened(page: Image.Image, limits: MediaLimits) -> Image.Image:
+    """Return a page with white margins along its long sides, where it is narrower than a picture may be."""
+    least = max(limits.image_side_least, math.ceil(max(page.size) / limits.aspect_ratio))
+    if min(page.size) >= least:
+        return page
+    wide = Image.new("RGB", (max(page.width, least), max(page.height, least)), "white")
+    wide.paste(page, ((wide.width - page.width) // 2, (wide.height - page.height) // 2))
+    return wide

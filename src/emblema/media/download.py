@@ -11,20 +11,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import ipaddress
-import queue
 import re
 import socket
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import SplitResult, unquote_to_bytes, urljoin, urlsplit
+from urllib.parse import quote, unquote_to_bytes, urljoin, urlsplit
 
 from emblema.errors import MediaError
-from emblema.media.addresses import is_public
 from emblema.media.limits import DEFAULT_LIMITS, MediaLimits
 
 if TYPE_CHECKING:
@@ -33,12 +30,28 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_PACKED = frozenset({"gzip", "x-gzip", "deflate"})
+"""Content encodings that are unpacked."""
+_ANY_HEADER = zlib.MAX_WBITS | 32
+"""For zlib: the header says whether it is gzip's or its own."""
 _HOST = re.compile(r"[A-Za-z0-9._~:%-]+")
 """Characters of names and of addresses, with a zone."""
 _GRACE_SECONDS = 1.0
 """A download that is not over so long after its time is left behind: its thread ends by itself."""
 _LOOK_UPS = threading.BoundedSemaphore(64)
 """Names that are looked up at once: the system's look-up cannot be ended, and slow ones would pile up."""
+_UNICAST_V6, _TRANSLATED = IPv6Network("2000::/3"), IPv6Network("64:ff9b::/96")
+"""All that IANA has given out; and NAT64, whose last four bytes are an IPv4 address."""
+_REFUSED = tuple(
+    map(
+        ip_network,
+        # Protocol assignments (192.0.0.192 is Oracle's metadata server), AS112, AMT, relays, and Azure's server for
+        # agents; Teredo, ORCHID, drones, 6to4, AS112, documentation.
+        ("192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.175.48.0/24", "168.63.129.16/32")
+        + ("2001::/23", "2002::/16", "2620:4f:8000::/48", "3fff::/20"),
+    )
+)
+"""Blocks where no medium is, though IANA's registries, or Python's copy of them, call them globally reachable."""
 
 
 def fetch(url: str, limits: MediaLimits = DEFAULT_LIMITS) -> bytes:
@@ -52,54 +65,24 @@ def fetch(url: str, limits: MediaLimits = DEFAULT_LIMITS) -> bytes:
     """
     if url[:5].lower() == "data:":
         return _inline(url, limits)
-    deadline = _Deadline(limits.download_seconds)
-    return _in_time(url, deadline, lambda: _fetch(url, deadline, limits))
-
-
-def check_address(url: str, limits: MediaLimits = DEFAULT_LIMITS) -> None:
-    """Refuse what is no http or https address, and a host that `fetch` refuses; nothing is sent.
-
-    Raises:
-        MediaError: as `fetch`.
-    """
-    _addresses(_parse(url), _Deadline(limits.download_seconds), limits)
-
-
-def post(url: str, body: bytes, content_type: str, limits: MediaLimits = DEFAULT_LIMITS) -> int:
-    """Send bytes to an http or https address; return the status of the answer. Redirects are not followed.
-
-    Raises:
-        MediaError: the address is refused as by `fetch`, the host does not answer, or not within
-            `limits.download_seconds`.
-    """
-    deadline = _Deadline(limits.download_seconds)
-
-    async def send() -> int:
-        async with _exchange(_parse(url), deadline, limits, "POST", content_type, body) as response:
-            return int(response.status)
-
-    return _in_time(url, deadline, send)
-
-
-def _in_time(url: str, deadline: _Deadline, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine to its end, or give up on it a little after its time."""
-    answer: queue.SimpleQueue[T | BaseException] = queue.SimpleQueue()
-
-    # A thread of its own, because the caller's may run an event loop already.
-    def run() -> None:
-        try:
-            answer.put(asyncio.run(work()))
-        except BaseException as error:
-            answer.put(error)
-
-    threading.Thread(target=run, name="emblema-download", daemon=True).start()
     try:
-        outcome = answer.get(timeout=deadline.left(url) + _GRACE_SECONDS)
-    except queue.Empty:
-        raise deadline.passed(url) from None
-    if isinstance(outcome, BaseException):
-        raise outcome
-    return outcome
+        # A thread of its own, because the caller's may run an event loop already.
+        return _begin(lambda: asyncio.run(_fetch(url, limits))).result(limits.download_seconds + _GRACE_SECONDS)
+    except TimeoutError as error:
+        seconds = f"{limits.download_seconds:g} s"
+        raise MediaError(f"{_short(url)} took longer than {seconds} (the limit download_seconds).") from error
+
+
+def is_public(address: IPv4Address | IPv6Address) -> bool:
+    """Return whether an address is in the public internet; of an IPv4 address inside an IPv6 one, whether that is."""
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped is not None:
+            return is_public(address.ipv4_mapped)
+        if address in _TRANSLATED:
+            return is_public(IPv4Address(int(address) & 0xFFFF_FFFF))
+        if address not in _UNICAST_V6:
+            return False
+    return address.is_global and not address.is_multicast and not any(address in block for block in _REFUSED)
 
 
 def redirected(url: str, place: str) -> str:
@@ -118,124 +101,131 @@ def redirected(url: str, place: str) -> str:
     return target
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """One hop: where to connect and what to ask for."""
+def _begin(work: Callable[[], T]) -> Future[T]:
+    """Do something in a thread that nothing waits for when the process ends."""
+    answer: Future[T] = Future()
+    answer.set_running_or_notify_cancel()
 
-    url: str
-    secure: bool
-    host: str
-    port: int
-    path: str
+    def run() -> None:
+        try:
+            answer.set_result(work())
+        except BaseException as error:
+            answer.set_exception(error)
 
-    @property
-    def authority(self) -> str:
-        """What the Host header says."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == (443 if self.secure else 80) else f"{host}:{self.port}"
+    threading.Thread(target=run, name="emblema-download", daemon=True).start()
+    return answer
 
 
-class _Deadline:
-    """The moment at which a download has to be over, all hops together."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.end = time.monotonic() + seconds
-
-    def left(self, url: str) -> float:
-        """Seconds left, more than none."""
-        left = self.end - time.monotonic()
-        if left <= 0:
-            raise self.passed(url)
-        return left
-
-    def passed(self, url: str) -> MediaError:
-        return MediaError(f"{_short(url)} took longer than {self.seconds:g} s (MediaLimits.download_seconds).")
-
-
-async def _fetch(url: str, deadline: _Deadline, limits: MediaLimits) -> bytes:
+async def _fetch(url: str, limits: MediaLimits) -> bytes:
+    deadline = asyncio.get_running_loop().time() + limits.download_seconds
     target = url
     for _ in range(limits.redirects + 1):
-        outcome = await _request(_parse(target), deadline, limits)
+        outcome = await _request(target, deadline, limits)
         if isinstance(outcome, bytes):
             return outcome
         target = redirected(target, outcome)
     raise MediaError(f"{_short(url)} redirects more than {limits.redirects} times.")
 
 
-async def _request(target: _Target, deadline: _Deadline, limits: MediaLimits) -> bytes | str:
-    """Request one address; return the body, or where a redirect points to."""
-    name = _short(target.url)
-    async with _exchange(target, deadline, limits, "GET") as response:
-        fields = {key.lower(): value.decode("latin-1") for key, value in response.headers}
-        if response.status in _REDIRECTS:
-            if b"location" not in fields:
-                raise MediaError(f"{name} redirects to nowhere.")
-            return fields[b"location"]
-        if response.status != 200:
-            reason = response.extensions.get("reason_phrase", b"").decode("latin-1")
-            raise MediaError(f"{name} answered {response.status} {_one_line(reason)}.")
-        return await _body(response, fields, name, limits)
+async def _request(url: str, deadline: float, limits: MediaLimits) -> bytes | str:
+    """Request one address; return the body, or where a redirect points to.
 
-
-@asynccontextmanager
-async def _exchange(
-    target: _Target, deadline: _Deadline, limits: MediaLimits, method: str, content_type: str = "", body: bytes = b""
-) -> AsyncIterator[httpcore2.Response]:
-    """Send a request to one address and give the answer's head; what fails inside the block becomes a `MediaError`."""
+    Raises:
+        MediaError: as `fetch`.
+        TimeoutError: the deadline, a time of the running loop, has passed.
+    """
     # Not at the top: it takes longer to import than a picture to decode.
     import httpcore2
 
-    name = _short(target.url)
-    addresses = _addresses(target, deadline, limits)
-    location = httpcore2.URL(
-        scheme=b"https" if target.secure else b"http",
-        host=target.host.encode("ascii"),
-        port=target.port,
-        target=target.path.encode("ascii"),
-    )
-    headers = [("Host", target.authority), ("Accept", "*/*"), ("Accept-Encoding", "identity")]
-    headers += [("User-Agent", "emblema"), ("Connection", "close")]
-    if method == "POST":
-        headers += [("Content-Type", content_type), ("Content-Length", str(len(body)))]
+    name, target = _short(url), _parse(url)
+    host = target.host.decode()
+    addresses = await _look_up(host, target.port or 0, deadline, limits.download_seconds)
+    refused = next((text for text in addresses if not is_public(ip_address(text.partition("%")[0]))), None)
+    if refused is not None and host not in limits.allowed_hosts:
+        raise MediaError(
+            f"{name} lies in a private or reserved network ({refused}) and is not fetched; a host that you trust can "
+            f"be named in allowed_hosts: `emblema serve --set allowed_hosts={host}`."
+        )
+    port = "" if target.port == {b"http": 80, b"https": 443}[target.scheme] else f":{target.port}"
+    headers = [("Host", (f"[{host}]" if ":" in host else host) + port), ("Accept", "*/*"), ("User-Agent", "emblema")]
+    headers += [("Accept-Encoding", "identity"), ("Connection", "close")]
     try:
         async with (
-            asyncio.timeout(deadline.left(target.url)),
+            asyncio.timeout_at(deadline),
             httpcore2.AsyncConnectionPool(network_backend=_pinned(addresses, deadline)) as connections,
-            connections.stream(method, location, headers=headers, content=body or None) as response,
+            connections.stream("GET", target, headers=headers) as response,
         ):
-            yield response
-    except (TimeoutError, httpcore2.TimeoutException) as error:
-        raise deadline.passed(target.url) from error
+            fields = {key.lower(): value.decode("latin-1").strip() for key, value in response.headers}
+            if response.status in _REDIRECTS:
+                if b"location" not in fields:
+                    raise MediaError(f"{name} redirects to nowhere.")
+                return _spelled(fields[b"location"].encode("latin-1"))
+            if response.status != 200:
+                reason = response.extensions.get("reason_phrase", b"").decode("latin-1")
+                raise MediaError(f"{name} answered {response.status} {_one_line(reason)}.")
+            return await _body(response, fields, name, limits.download_bytes)
+    except httpcore2.TimeoutException as error:
+        raise TimeoutError from error
+    except TimeoutError:
+        raise
     except (OSError, ValueError, httpcore2.NetworkError, httpcore2.ProtocolError) as error:
         raise MediaError(f"{name} could not be fetched ({_one_line(error) or type(error).__name__}).") from error
 
 
-async def _body(response: httpcore2.Response, fields: dict[bytes, str], name: str, limits: MediaLimits) -> bytes:
+async def _body(response: httpcore2.Response, fields: dict[bytes, str], name: str, most: int) -> bytes:
     import httpcore2
 
-    encoding = fields.get(b"content-encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
+    # Some servers pack what was asked for as plain bytes.
+    encoding = fields.get(b"content-encoding", "").lower()
+    if encoding not in ("", "identity", *_PACKED):
         raise MediaError(f"{name} came packed with {_one_line(encoding)}, though plain bytes were asked for.")
-    promised = fields.get(b"content-length", "")
-    too_large = f"{name} is larger than {limits.download_bytes} bytes (MediaLimits.download_bytes)."
-    if promised.isdecimal() and int(promised) > limits.download_bytes:
-        raise MediaError(too_large)
-    body = bytearray()
+    promised, body = fields.get(b"content-length", ""), bytearray()
+    too_large = MediaError(f"{name} is larger than {most} bytes (the limit download_bytes).")
+    if promised.isdecimal() and int(promised) > most:
+        raise too_large
     try:
         async for piece in response.aiter_stream():
             body += piece
-            if len(body) > limits.download_bytes:
-                raise MediaError(too_large)
+            if len(body) > most:
+                raise too_large
     except httpcore2.RemoteProtocolError as error:
         whole = f" of {promised}" if promised else ""
         raise MediaError(f"{name} could not be fetched: it ended after {len(body)}{whole} bytes.") from error
+    if encoding in _PACKED:
+        try:
+            body = _unpacked(bytes(body), most + 1)
+        except (zlib.error, EOFError) as error:
+            raise MediaError(f"{name} came packed with gzip or deflate and cannot be unpacked ({error}).") from error
+        if len(body) > most:
+            raise too_large
     if not body:
         raise MediaError(f"{name} is empty.")
     return bytes(body)
 
 
-def _pinned(addresses: list[str], deadline: _Deadline) -> httpcore2.AsyncNetworkBackend:
+def _unpacked(packed: bytes, most: int) -> bytearray:
+    """Return what gzip or deflate holds, up to a number of bytes; files in gzip's form may follow each other."""
+    found, form = bytearray(), _ANY_HEADER
+    try:
+        zlib.decompressobj(form).decompress(packed, 1)
+    except zlib.error:
+        # Deflate without a header, as some servers send it under that name.
+        form = -zlib.MAX_WBITS
+    while packed and len(found) < most:
+        decoder = zlib.decompressobj(form)
+        found += decoder.decompress(packed, most - len(found))
+        if not decoder.eof and len(found) < most:
+            raise EOFError("it ended too soon")
+        packed, form = decoder.unused_data.lstrip(b"\0"), _ANY_HEADER
+    return found
+
+
+def _spelled(text: bytes) -> str:
+    """Return an address in which what has no place there is percent-encoded; others send it as it is."""
+    return "".join(chr(byte) if 0x20 < byte < 0x7F else f"%{byte:02X}" for byte in text)
+
+
+def _pinned(addresses: list[str], deadline: float) -> httpcore2.AsyncNetworkBackend:
     """Return what connects to the first of these addresses that answers, whatever name is asked for."""
     import httpcore2
 
@@ -251,7 +241,7 @@ def _pinned(addresses: list[str], deadline: _Deadline) -> httpcore2.AsyncNetwork
             failure: Exception = httpcore2.ConnectError("no address")
             for index, address in enumerate(addresses):
                 # An address that does not answer leaves time for the others.
-                share = (deadline.end - time.monotonic()) / (len(addresses) - index)
+                share = (deadline - asyncio.get_running_loop().time()) / (len(addresses) - index)
                 try:
                     return await httpcore2.AnyIOBackend().connect_tcp(address, port, timeout=max(0.0, share))
                 except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
@@ -261,10 +251,13 @@ def _pinned(addresses: list[str], deadline: _Deadline) -> httpcore2.AsyncNetwork
     return PinnedBackend()
 
 
-def _parse(url: str) -> _Target:
+def _parse(url: str) -> httpcore2.URL:
+    """Return the parts of an address, checked; the host in ASCII."""
+    import httpcore2
+
     name = _short(url)
     try:
-        parts: SplitResult = urlsplit(url)
+        parts = urlsplit(url)
         port = parts.port
         host = (parts.hostname or "").encode("idna").decode("ascii") if parts.hostname else ""
     except ValueError as error:
@@ -277,50 +270,39 @@ def _parse(url: str) -> _Target:
         raise MediaError(f"{name} names a host with characters that no host has.")
     if parts.username is not None or parts.password is not None:
         raise MediaError("An address with a name or password in it is not fetched: remove them.")
-    secure = parts.scheme == "https"
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    path = "".join(character if character.isascii() else quote(character) for character in path)
     if not path.isascii() or any(character <= " " or character == "\x7f" for character in path):
         raise MediaError(f"{name} holds characters that have to be percent-encoded.")
-    return _Target(url, secure, host, port or (443 if secure else 80), path)
+    port = port or (443 if parts.scheme == "https" else 80)
+    return httpcore2.URL(scheme=parts.scheme.encode(), host=host.encode(), port=port, target=path.encode())
 
 
-def _addresses(target: _Target, deadline: _Deadline, limits: MediaLimits) -> list[str]:
-    """Look the host's addresses up once; all have to be public unless the host is allowed by name."""
-    found = _look_up(target, deadline)
-    if target.host not in limits.allowed_hosts:
-        for text in found:
-            if not is_public(ipaddress.ip_address(text.partition("%")[0])):
-                raise MediaError(
-                    f"{_short(target.url)} lies in a private or reserved network ({text}) and is not fetched; a host "
-                    "that you trust can be named in MediaLimits.allowed_hosts."
-                )
-    return found
+async def _look_up(host: str, port: int, deadline: float, seconds: float) -> list[str]:
+    """Return the addresses of a name, asked for in a thread: the system's look-up knows no time-out."""
+    late = MediaError(f"Looking up the host {host!r} took longer than {seconds:g} s.")
 
-
-def _look_up(target: _Target, deadline: _Deadline) -> list[str]:
-    """Addresses of a host's name, asked for in a thread: the system's look-up knows no time-out."""
-    answer: queue.SimpleQueue[list[str] | Exception] = queue.SimpleQueue()
-    late = MediaError(f"Looking up the host {target.host!r} took longer than {deadline.seconds:g} s.")
-
-    def ask() -> None:
+    def ask() -> list[str]:
         try:
-            rows = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-            answer.put(list(dict.fromkeys(str(row[4][0]) for row in rows)))
-        except (OSError, ValueError) as error:
-            answer.put(error)
+            rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            return list(dict.fromkeys(str(row[4][0]) for row in rows))
         finally:
             places.release()
 
-    places = _LOOK_UPS
-    if not places.acquire(timeout=deadline.left(target.url)):
+    places, left = _LOOK_UPS, deadline - asyncio.get_running_loop().time()
+    if left <= 0:
+        raise TimeoutError
+    if not places.acquire(timeout=left):
         raise late
-    threading.Thread(target=ask, name="emblema-look-up", daemon=True).start()
     try:
-        found = answer.get(timeout=deadline.left(target.url))
-    except queue.Empty:
+        async with asyncio.timeout_at(deadline):
+            found = await asyncio.wrap_future(_begin(ask))
+    except TimeoutError:
         raise late from None
-    if isinstance(found, Exception) or not found:
-        raise MediaError(f"The host {target.host!r} cannot be found ({found or 'no address'}).")
+    except (OSError, ValueError) as error:
+        raise MediaError(f"The host {host!r} cannot be found ({error}).") from error
+    if not found:
+        raise MediaError(f"The host {host!r} cannot be found (no address).")
     return found
 
 
@@ -330,7 +312,7 @@ def _inline(url: str, limits: MediaLimits) -> bytes:
     if not comma:
         raise MediaError("A data: address needs a comma before its data.")
     if len(body) > 4 * limits.download_bytes:
-        raise MediaError(f"A data: address is larger than {limits.download_bytes} bytes (MediaLimits.download_bytes).")
+        raise MediaError(f"A data: address is larger than {limits.download_bytes} bytes (the limit download_bytes).")
     try:
         data = unquote_to_bytes(body)
     except UnicodeEncodeError as error:
@@ -343,7 +325,7 @@ def _inline(url: str, limits: MediaLimits) -> bytes:
     if not data:
         raise MediaError("A data: address is empty.")
     if len(data) > limits.download_bytes:
-        raise MediaError(f"A data: address is larger than {limits.download_bytes} bytes (MediaLimits.download_bytes).")
+        raise MediaError(f"A data: address is larger than {limits.download_bytes} bytes (the limit download_bytes).")
     return data
 
 

@@ -1,66 +1,144 @@
 """Pictures: anything Pillow or numpy holds, as one upright RGB picture within the limits."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from emblema.errors import MediaError
+from emblema.extras import import_extra
 from emblema.media.decoder_pool import DecodedItem, DecodeTask, decode
+from emblema.media.formats import HEAD_BYTES, FileFormat, format_of, picture_start
+from emblema.media.given import plain_source
 from emblema.media.limits import DEFAULT_LIMITS, MediaLimits
+from emblema.media.orientation import picture_orientation, upright
 from emblema.media.source import Source, describe, open_source
-from emblema.media.structure import check_structure
+from emblema.media.structure import needed
+from emblema.media.tags import page_numbers
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
-"""Formats that are tried; those that run other programs or hold vectors (EPS, WMF, …) are not."""
+"""Formats that Pillow reads here; those that run other programs or hold vectors (EPS, WMF, …) are not tried."""
+
+READ = "PNG, JPEG, WebP, GIF, BMP, TIFF, PNM, AVIF, HEIC"
+"""The formats of pictures that are read, for messages."""
+
+_ANIMATED = frozenset({"GIF", "PNG", "WEBP", "AVIF"})
+"""Formats whose frames follow each other in time; those of a JPEG are other forms of one picture."""
 
 ImageSource = Source | Image.Image | NDArray[np.generic]
 
 
-def load_image(source: ImageSource, limits: MediaLimits = DEFAULT_LIMITS) -> Image.Image:
+def load_image(source: ImageSource, limits: MediaLimits = DEFAULT_LIMITS, *, whole: bool = False) -> Image.Image:
     """Load a picture as upright 8-bit RGB: a file in a process that decodes, a Pillow image or an array here.
 
-    EXIF orientation is applied, transparency is laid on white, of an animation the first frame is taken (of a Pillow
-    image the current frame). Colour profiles are ignored, as image processors do.
+    Its orientation is applied, transparency is laid on white; of an animation or of several pages the first is taken,
+    of a Pillow image the current frame. Other data of the file, such as colour profiles, are ignored, as image
+    processors do.
 
     Grey deeper than 8 bits is scaled to 8: PNG and PNM files and Pillow's modes `I;16` from 16 bits. Pillow's mode `I`
     and TIFF of 32 bits do not say how many bits are used: 8 if no value is above 255, else 16.
 
     Args:
-        source: a path, bytes, an http(s) or `data:` address, a Pillow image, or an array [height, width],
-            [height, width, 1, 3 or 4] of bool, uint8, uint16, or of floats from 0 to 1.
+        source: a path, bytes, a file object, an http(s) or `data:` address, a Pillow image, a tensor, or an array
+            [height, width], [height, width, 1, 3 or 4] of bool, uint8, uint16, or of floats from 0 to 1.
         limits: bounds on bytes, pixels, sides and aspect ratio.
+        whole: refuse a file of which the picture would be a part: an animation, or several pages.
 
     Raises:
-        MediaError: the source is missing, empty, broken, truncated, no picture, or outside the limits.
+        MediaError: the source is missing, empty, broken, truncated, no picture, not whole, or outside the limits.
+        EmblemaError: a HEIC picture needs a package that is not installed.
     """
     if isinstance(source, Image.Image):
-        return _finish(source, "the given picture", limits)
+        return finish(source, "the given picture", limits)
+    if hasattr(source, "detach") and hasattr(source, "cpu"):
+        source = np.asarray(plain_source(source, limits))
     if isinstance(source, np.ndarray):
-        return _finish(_from_array(source, limits), "the given array", limits)
+        return finish(_from_array(source, limits), "the given array", limits)
     name = describe(source)
     with open_source(source, limits) as file:
-        task = DecodeTask("picture", file, name, limits, 3 * limits.image_pixels)
+        task = DecodeTask("picture", file, name, limits, 3 * limits.image_pixels, {"whole": whole})
         pictures = [picture_of(item, name, limits) for item in decode(task)]
     if len(pictures) != 1:
         raise MediaError(f"{name} is not a picture that can be read.")
     return pictures[0]
 
 
-def decode_picture(file: BinaryIO, name: str, limits: MediaLimits) -> Iterator[tuple[dict[str, Any], bytes]]:
+def decode_picture(
+    file: BinaryIO, name: str, limits: MediaLimits, whole: bool = False
+) -> Iterator[tuple[dict[str, Any], bytes]]:
     """Decode a file in this process: yield the sides of the one picture, with its pixels; errors as `load_image`."""
-    with _decoding(name):
-        data = file.read()
-        check_structure(data, name, limits)
+    opened = open_picture(file, name, limits)
+    if whole and len(opened.pages) > 1:
+        raise MediaError(f"{name} has {len(opened.pages)} pages, and a picture has one: give it as a document.")
+    if whole and opened.moves:
+        raise MediaError(f"{name} is an animation, not a picture: give it as a video, or one frame of it.")
+    yield item_of(opened.page(0, name, limits))
+
+
+def count_frames(file: BinaryIO, name: str, limits: MediaLimits) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Look at a picture's file in this process: yield how many pages it has, and whether it moves."""
+    opened = open_picture(file, name, limits)
+    yield {"pages": len(opened.pages), "moves": opened.moves}, b""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedPicture:
+    """A picture's file in this process of which nothing is decoded yet.
+
+    Attributes:
+        image: as Pillow opened it.
+        pages: which of its frames are pages: of a TIFF there may be several.
+    """
+
+    image: Image.Image
+    pages: Sequence[int] = (0,)
+
+    @property
+    def moves(self) -> bool:
+        """Whether it is an animation."""
+        return self.image.format in _ANIMATED and bool(getattr(self.image, "is_animated", False))
+
+    def page(self, number: int, name: str, limits: MediaLimits) -> Image.Image:
+        """Return a page as upright RGB; errors as `load_image`."""
+        if len(self.pages) > 1 or self.pages[0] != 0:
+            with decoding(name):
+                self.image.seek(self.pages[number])
+        return finish(self.image, name, limits)
+
+
+def open_picture(file: BinaryIO, name: str, limits: MediaLimits) -> OpenedPicture:
+    """Open a picture's file in this process, without what is not needed of it; errors as `load_image`."""
+    data = file.read()
+    start = picture_start(data[:HEAD_BYTES])
+    known = format_of(data[:HEAD_BYTES])
+    if known is None or known.kind != "picture":
+        raise no_picture(name, known)
+    with decoding(name):
+        data = needed(data[start:] if start else data, name, limits)
         # The formats that this build of Pillow has; `Image.open` would look for others too.
         kinds = [kind for kind in FORMATS if kind in Image.OPEN]
+    if known.name == "HEIC":
+        import_extra("pillow_heif", "heic").register_heif_opener(thumbnails=False, decode_threads=1)
+        kinds = ["HEIF"]
+    pages = page_numbers(data) if known.name == "TIFF" else [0]
+    if not pages:
+        raise MediaError(f"{name} is a TIFF without a whole picture, as raw files of cameras are: export a picture.")
+    with decoding(name, known):
         image = Image.open(io.BytesIO(data), formats=kinds)
-    yield item_of(_finish(image, name, limits))
+        return OpenedPicture(image, pages)
+
+
+def no_picture(name: str, known: FileFormat | None) -> MediaError:
+    """Return the error for a file that is no picture, with the name of its format where that is known."""
+    if known is None:
+        return MediaError(f"{name} is not a picture that can be read ({READ}).")
+    return MediaError(f"{name} is not a picture that can be read ({READ}): it is another kind of file ({known.name}).")
 
 
 def import_formats() -> None:
@@ -102,11 +180,12 @@ def check_size(width: int, height: int, name: str, limits: MediaLimits) -> None:
         )
 
 
-def _finish(image: Image.Image, name: str, limits: MediaLimits) -> Image.Image:
+def finish(image: Image.Image, name: str, limits: MediaLimits) -> Image.Image:
+    """Return the current frame of an opened picture as upright RGB; errors as `load_image`."""
     check_size(image.width, image.height, name, limits)
-    with _decoding(name):
+    with decoding(name):
         image.load()
-        return _to_rgb(ImageOps.exif_transpose(image), image.format, name)
+        return upright(_to_rgb(image, image.format, name), picture_orientation(image))
 
 
 def _to_rgb(image: Image.Image, file_format: str | None, name: str) -> Image.Image:
@@ -116,9 +195,11 @@ def _to_rgb(image: Image.Image, file_format: str | None, name: str) -> Image.Ima
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image).convert("RGB")
-    rgb = image.convert("RGB")
+    rgb = image if image.mode == "RGB" else image.convert("RGB")
     # A fresh picture: no palette, EXIF or other data of the file may hang on to it.
-    return Image.frombytes("RGB", rgb.size, rgb.tobytes())
+    fresh = Image.new("RGB", rgb.size)
+    fresh.paste(rgb)
+    return fresh
 
 
 def _scale_deep(image: Image.Image, file_format: str | None, name: str) -> Image.Image:
@@ -165,14 +246,15 @@ def _narrow(values: NDArray[np.uint32]) -> NDArray[np.uint8]:
 
 
 @contextmanager
-def _decoding(name: str) -> Iterator[None]:
+def decoding(name: str, known: FileFormat | None = None) -> Iterator[None]:
     """Turn whatever a decoder raises into one MediaError."""
     try:
         yield
     except (MediaError, MemoryError):
         raise
     except Image.UnidentifiedImageError as error:
-        raise MediaError(f"{name} is not a picture that can be read ({', '.join(FORMATS)}).") from error
+        kind = "" if known is None else f" {known.name}"
+        raise MediaError(f"{name} is a broken or truncated{kind} picture, or of a kind that cannot be read.") from error
     except Image.DecompressionBombError as error:
         raise MediaError(f"{name} is too large a picture once unpacked; scale it down.") from error
     except Exception as error:

@@ -21,7 +21,7 @@ class MediaLimits:
         document_pixels: pixels of all its rendered pages together (three bytes each).
         audio_seconds: length of a recording.
         jpeg_scans: scans of a JPEG; each is decoded over all pixels. Encoders write 18 at most.
-        png_chunks: chunks of a PNG beside its pixels; each may unpack to a megabyte.
+        png_chunks: chunks of a PNG beside its pixels that are needed of it; texts and colour profiles are not.
         picture_seconds: time to decode a picture, or a page of a document.
         media_seconds: time to decode a whole document, video or recording. Of a video whose frames are taken one at a
             time it is the time to each frame.

@@ -15,8 +15,10 @@ from urllib.parse import urlsplit
 from PIL import Image
 
 from emblema.errors import MediaError
+from emblema.media.clock import FrameClock
 from emblema.media.container import FORMATS, moving_picture, open_container
 from emblema.media.decoder_pool import DecodeTask, decode
+from emblema.media.frames import FramePictures
 from emblema.media.image import check_size, item_of, picture_of
 from emblema.media.limits import DEFAULT_LIMITS, MediaLimits
 
@@ -29,13 +31,10 @@ PROTOCOLS = {
 }
 """What FFmpeg may speak for an address, by its scheme: never files."""
 
-LIVE_FORMATS = f"{FORMATS},rtsp,mpjpeg"
+LIVE_FORMATS = f"{FORMATS},rtsp"
 
 BEAT_SECONDS = 1.0
 """A source whose frames are not kept is said to live so often."""
-
-JUMP_SECONDS = 5.0
-"""Time stamps that run ahead of the clock on the wall by so much from one frame to the next have jumped."""
 
 _CAMERA = re.compile(r"camera:(\d{1,3})")
 
@@ -47,35 +46,6 @@ class LiveFrame:
     seconds: float
     picture: Image.Image
     jumps: int
-
-
-class FrameClock:
-    """Turns time stamps of a source into seconds that never go back.
-
-    The seconds follow the time stamps, so that a network that hesitates does not change them. Where these go back, run
-    far ahead of the clock on the wall or are missing, the time since the last frame came is taken in their place.
-
-    Attributes:
-        jumps: how often they did.
-    """
-
-    def __init__(self) -> None:
-        self.jumps = 0
-        self._seconds = 0.0
-        self._last: tuple[float | None, float] | None = None
-
-    def seconds(self, stamp: float | None, arrived: float) -> float:
-        """Return seconds since the first frame for one with a time stamp that came at `arrived`; both in seconds."""
-        if self._last is not None:
-            before, came = self._last
-            elapsed = max(0.0, arrived - came)
-            step = elapsed if stamp is None or before is None else stamp - before
-            if not 0 <= step <= elapsed + JUMP_SECONDS:
-                self.jumps += 1
-                step = elapsed
-            self._seconds += step
-        self._last = stamp, arrived
-        return self._seconds
 
 
 def is_live(source: object) -> bool:
@@ -138,7 +108,7 @@ def decode_live(
 ) -> Iterator[tuple[dict[str, Any], bytes]]:
     """Decode a live source in this process: yield time, sides and pixels of frames, and now and then a sign of life."""
     place, given = _input(address)
-    clock, due, beat = FrameClock(), 0.0, 0.0
+    clock, pictures, due, beat = FrameClock(), FramePictures(f"a frame of {name}", limits), 0.0, 0.0
     with open_container(place, name, timeout=patience, **given) as container:
         track = moving_picture(container)
         if track is None:
@@ -150,7 +120,7 @@ def decode_live(
             if seconds + 1e-3 >= due:
                 due = (int((seconds + 1e-3) * fps) + 1) / fps
                 beat = now + BEAT_SECONDS
-                yield item_of(frame.to_image(), time=seconds, jumps=clock.jumps)
+                yield item_of(pictures.picture(frame), time=seconds, jumps=clock.jumps)
             elif now >= beat:
                 beat = now + BEAT_SECONDS
                 yield {}, b""

@@ -1,17 +1,19 @@
-"""Where media come from: a path, bytes, an address. Opens them as files, for the process that decodes."""
+"""Where media come from: a path, bytes, a file object, an address. Opens them for the process that decodes."""
 
+import inspect
+import io
 import os
 import re
 import stat
 import tempfile
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
 from emblema.errors import MediaError
 from emblema.media.download import fetch
 from emblema.media.limits import MediaLimits
 
-Source = str | os.PathLike[str] | bytes
+Source = str | os.PathLike[str] | bytes | BinaryIO
 
 _ADDRESS = re.compile(r"^(data:|[a-z][a-z0-9+.-]+://)", re.IGNORECASE)
 
@@ -43,8 +45,10 @@ def open_source(source: Source, limits: MediaLimits) -> BinaryIO:
         return _in_memory(source)
     if is_address(source):
         return _in_memory(fetch(str(source), limits))
+    if hasattr(source, "read") and not isinstance(source, str | os.PathLike):
+        return open_source(read_object(source, limits), limits)
     if not isinstance(source, str | os.PathLike):
-        raise MediaError(f"Cannot read {describe(source)}: give a path, bytes, or a URL.")
+        raise MediaError(f"Cannot read {describe(source)}: give a path, bytes, a file object, or a URL.")
     return _open_file(source, limits)
 
 
@@ -58,6 +62,30 @@ def read_source(source: Source, limits: MediaLimits) -> bytes:
             return stream.read()
         except OSError as error:
             raise MediaError(f"Cannot read {describe(source)}: {error.strerror or error}.") from error
+
+
+def read_object(file: Any, limits: MediaLimits) -> bytes:
+    """Return the content of a file object, from its start where it has one, and one byte more than is allowed at most.
+
+    Raises:
+        MediaError: it cannot be read, or does not give bytes.
+    """
+    name = describe(file)
+    try:
+        if getattr(file, "seekable", lambda: False)():
+            file.seek(0)
+        data = file.read(limits.file_bytes + 1)
+    except (OSError, ValueError, TypeError, io.UnsupportedOperation) as error:
+        raise MediaError(f"Cannot read {name}: {error}.") from error
+    if inspect.isawaitable(data):
+        if inspect.iscoroutine(data):
+            data.close()
+        raise MediaError(f"{name} is read by awaiting: give the bytes that `await file.read()` returns.")
+    if isinstance(data, str):
+        raise MediaError(f"{name} gives text: open the file in binary mode, as open(path, 'rb').")
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise MediaError(f"{name} gives a {type(data).__name__}, not bytes.")
+    return bytes(data)
 
 
 def _in_memory(data: bytes | bytearray | memoryview) -> BinaryIO:
@@ -93,4 +121,4 @@ def _check_size(size: int, name: str, limit: int) -> None:
     if size == 0:
         raise MediaError(f"{name} is empty." if not name.startswith("0 bytes") else "The data is empty.")
     if size > limit:
-        raise MediaError(f"{name} is {size} bytes large; the limit is {limit} (MediaLimits.file_bytes).")
+        raise MediaError(f"{name} is {size} bytes large; the limit file_bytes is {limit}.")

@@ -1,46 +1,139 @@
-"""What a picture's file is made of, counted before it is decoded: small files can ask for a great deal of work."""
+"""What a picture's file is made of: what is needed of it is counted before it is decoded, and the rest left out."""
 
 from __future__ import annotations
 
 import re
+import zlib
+from typing import BinaryIO
 
 from emblema.errors import MediaError
+from emblema.media.formats import TIFF
 from emblema.media.limits import MediaLimits
+from emblema.media.tags import needed_tags, without_exif
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _SCAN = 0xDA
 _ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 """JPEG markers without a segment: TEM, restarts and the start of the image. 0xD9 is its end."""
 
+_BESIDE = frozenset({*range(0xE0, 0xF0), 0xFE})
+"""JPEG markers of segments for applications, and of comments."""
+_SEGMENTS = {
+    0xE0: ((b"JFIF\0", 14),),
+    0xE1: ((b"Exif\0\0", 8), (b"http://ns.adobe.com/xap/1.0/\0", 29)),
+    0xEE: ((b"Adobe", 12),),
+}
+"""Those that say how the picture looks: how they begin, and how long they are at least."""
+
 _MARKER = re.compile(rb"\xff([^\x00\xff])")
+_NEXT_JPEG = re.compile(rb"\xff\xd9[\x00\t\r\n -~]{0,512}\xff\xd8\xff")
+"""The end of a JPEG and the start of another, perhaps with lines of text between them, as in a server's stream."""
 _PIXELS = frozenset({b"IDAT", b"fdAT", b"fcTL"})
+_NEEDED = frozenset({b"tRNS", b"eXIf", b"acTL", *_PIXELS})
+"""Optional chunks of a PNG that say how its picture looks."""
+_TEXTS_WITH_ORIENTATION = (b"XML:com.adobe.xmp\0", b"Raw profile type exif\0")
+_TEXT_BYTES, _UNPACKED_BYTES = 2**16, 2**20
+"""Size of such a text in the file, and unpacked."""
 
 
-def check_structure(data: bytes, name: str, limits: MediaLimits) -> None:
-    """Refuse a JPEG of many scans, and a PNG of many chunks or colour profiles.
+def needed(data: bytes, name: str, limits: MediaLimits) -> bytes:
+    """Return a picture's file without what is not needed of it: texts and colour profiles, for instance.
 
-    Of a file with several frames only the first is decoded, so that their number does not matter. What else takes long
-    meets the time limit of the process that decodes.
+    Of a file with several frames only some may be decoded, so that their number does not matter here. What else takes
+    long meets the time limit of the process that decodes.
 
     Raises:
-        MediaError: the file has more of them than the limits allow.
+        MediaError: a JPEG has more scans, or a PNG more other chunks, than the limits allow.
     """
     if data.startswith(b"\xff\xd8"):
+        data = _needed_segments(data)
         scans = count_scans(data, limits.jpeg_scans)
         if scans > limits.jpeg_scans:
             raise MediaError(
-                f"{name} has more than {limits.jpeg_scans} scans (MediaLimits.jpeg_scans): save it again as a plain "
-                "JPEG."
+                f"{name} has more than {limits.jpeg_scans} scans (the limit jpeg_scans): save it again as a plain JPEG."
             )
     elif data.startswith(_PNG):
-        chunks, profiles = count_chunks(data, limits.png_chunks)
-        if chunks > limits.png_chunks:
+        return _needed_chunks(data, name, limits)
+    elif data.startswith(TIFF):
+        return needed_tags(data)
+    elif data[4:8] == b"ftyp":
+        return without_exif(data)
+    return data
+
+
+def _needed_segments(data: bytes) -> bytes:
+    """Return a JPEG without the segments before its pixels that do not say how it looks."""
+    kept, place = [data[:2]], 2
+    while place + 4 <= len(data) and data[place] == 0xFF:
+        marker = data[place + 1]
+        if marker == 0xFF:
+            place += 1
+            continue
+        if marker == _SCAN or marker in _ALONE or marker < 0xC0:
+            break
+        after = place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+        if after < place + 4 or after > len(data):
+            break
+        known = _SEGMENTS.get(marker, ())
+        wanted = marker not in _BESIDE or any(
+            data.startswith(begin, place + 4) and after - place - 4 >= least for begin, least in known
+        )
+        if wanted:
+            kept.append(data[place:after])
+        place = after
+    return b"".join((*kept, data[place:]))
+
+
+def _needed_chunks(data: bytes, name: str, limits: MediaLimits) -> bytes:
+    """Return a PNG with the chunks that say how its picture looks; from a damaged chunk on it is left as it is."""
+    kept: list[tuple[int, int]] = [(0, len(_PNG))]
+    others, place = 0, len(_PNG)
+    while place + 8 <= len(data):
+        kind, size = data[place + 4 : place + 8], int.from_bytes(data[place : place + 4], "big")
+        after = place + 12 + size
+        if not kind.isalpha() or after > len(data):
+            after = len(data)
+        elif not (kind[:1].isupper() or kind in _NEEDED or _says_orientation(kind, data, place + 8, size)):
+            place = after
+            continue
+        others += kind not in _PIXELS
+        if others > limits.png_chunks:
             raise MediaError(
-                f"{name} has more than {limits.png_chunks} chunks beside its pixels (MediaLimits.png_chunks): save it "
+                f"{name} has more than {limits.png_chunks} chunks beside its pixels (the limit png_chunks): save it "
                 "again without them."
             )
-        if profiles > 1:
-            raise MediaError(f"{name} has more than one colour profile: save it again with one or none.")
+        if kept[-1][1] == place:
+            kept[-1] = kept[-1][0], after
+        else:
+            kept.append((place, after))
+        place = len(data) if kind == b"IEND" else after
+    return data if len(kept) == 1 else b"".join(data[start:stop] for start, stop in kept)
+
+
+def _says_orientation(kind: bytes, data: bytes, place: int, size: int) -> bool:
+    """Return whether a chunk is a text that may say which way up the picture is, as older programs write it."""
+    keyword = next((text for text in _TEXTS_WITH_ORIENTATION if data.startswith(text, place)), None)
+    if keyword is None or size > _TEXT_BYTES:
+        return False
+    body = data[place + len(keyword) : place + size]
+    if kind == b"zTXt":
+        try:
+            unpacker = zlib.decompressobj()
+            unpacker.decompress(body[1:], _UNPACKED_BYTES)
+        except zlib.error:
+            return False
+        return not unpacker.unconsumed_tail
+    return kind == b"tEXt" or (kind == b"iTXt" and body[:1] == b"\0")
+
+
+def is_motion_jpeg(file: BinaryIO) -> bool:
+    """Return whether a JPEG's file, open at its start, goes on with another one, as frames of Motion JPEG do.
+
+    A camera's photo with pictures behind it, such as previews, has an index of them (CIPA DC-007), and is one picture.
+    """
+    data = file.read()
+    file.seek(0)
+    return _NEXT_JPEG.search(data) is not None and b"MPF\0" not in data[: 2**18]
 
 
 def count_scans(data: bytes, most: int) -> int:
@@ -54,16 +147,3 @@ def count_scans(data: bytes, most: int) -> int:
         if marker not in _ALONE:
             place += max(2, int.from_bytes(data[place : place + 2], "big"))
     return scans
-
-
-def count_chunks(data: bytes, most: int) -> tuple[int, int]:
-    """Return the number of a PNG's chunks that hold no pixels, and of colour profiles; counting ends after `most`."""
-    chunks, profiles, place = 0, 0, len(_PNG)
-    while chunks <= most and place + 8 <= len(data):
-        kind = data[place + 4 : place + 8]
-        chunks += kind not in _PIXELS
-        profiles += kind == b"iCCP"
-        if kind == b"IEND":
-            break
-        place += 12 + int.from_bytes(data[place : place + 4], "big")
-    return chunks, profiles

@@ -1,7 +1,7 @@
 """One generic adapter over the encoder and the decoder of a transformers vision-language model."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -12,28 +12,34 @@ from torch import Tensor
 from emblema.errors import ModelError, PromptError, UnsupportedModelError
 from emblema.kv.chunk import Encoded
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows
-from emblema.kv.rotation import PhaseBook, RotaryTable
-from emblema.models.attended_rows import OTHER_SCORES, AttendedRows
-from emblema.models.attention_switch import attending, attending_by, attending_rows
+from emblema.kv.rotation import PhaseBook, RotaryTable, move_rows
+from emblema.models.attention import OTHER_SCORES, AttendedRows, attend_step, attending, attending_by, attending_rows
 from emblema.models.batch import LayerInput, RowBatch, turns_on
-from emblema.models.batch_table import BatchTable
 from emblema.models.calibrate import Calibration, cache_argument, calibrate, layer_types, rotary_module
-from emblema.models.decoder_cache import DecoderCache
+from emblema.models.encoder_pauses import pausing
 from emblema.models.families import family_of
 from emblema.models.families.base import Prepared
 from emblema.models.fingerprint import WatchedWeights
-from emblema.models.latent_attention import latent_weight
-from emblema.models.layer_devices import layer_devices
 from emblema.models.positions import chunk_positions
-from emblema.models.step_attention import attend_step
-from emblema.models.structure import decoder_layers, find_decoder, layer_windows, position_axes, refuse_unsupported
-from emblema.models.table import KVTable
+from emblema.models.structure import (
+    decoder_layers,
+    find_decoder,
+    layer_devices,
+    layer_windows,
+    position_axes,
+    refuse_unsupported,
+)
+from emblema.models.tables import BatchTable, DecoderCache, KVTable
 
 Narrow = Callable[[int], Tensor | None]
 
 
 class Adapter:
     """Encodes media and runs a decoder for any rows of a prompt; holds no state on the model.
+
+    Args:
+        model: a transformers vision-language model in eval mode.
+        anchor: token ids that chunks are prefilled after (see `capture`).
 
     Attributes:
         weights: tells whether they are what they were.
@@ -42,18 +48,20 @@ class Adapter:
             and what a forward is given goes to each device once.
         block_rows: rows run at once in a whole-decoder call; bounds the mask's memory on long prompts.
         pause: called between forwards, blocks of rows and layers, before more than `block_rows` rows would have run
-            since the last time (a row that runs in one layer alone counts as that share of one). Other sequences may
-            take a step of `decode` there; None calls nothing. What it raises ends the forward.
+            since the last time (a row that runs in one layer alone counts as that share of one), and in a long run of
+            the encoder. Others may decode, prefill and encode there; None calls nothing. What it raises ends the
+            forward.
 
     Raises:
         UnsupportedModelError: on construction, when a layer's rows cannot be relocated exactly, or it cannot be run
             where it is; names the layer.
+        PromptError: on construction, when the anchor has a token outside the vocabulary.
     """
 
     block_rows = 2048
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: Any, anchor: Sequence[int] = ()) -> None:
+        self.model, self.anchor = model, tuple(anchor)
         self.decoder: Any = find_decoder(model)
         self.layers, self.names = decoder_layers(model, self.decoder)
         self.config: Any = self.decoder.config
@@ -74,16 +82,15 @@ class Adapter:
         self.weights = WatchedWeights(model)
         self._takes_deepstack = "deepstack_visual_embeds" in inspect.signature(self.decoder.forward).parameters
         self._decoder_cache, self._layer_cache = cache_argument(self.decoder), cache_argument(self.layers[0])
+        # Gemma 4's layers note their rows there for layers without any, which are refused.
+        shared = "shared_kv_states" in inspect.signature(self.layers[0].forward).parameters
+        self._layer_extra: dict[str, Any] = {"shared_kv_states": {}} if shared else {}
         self._typed_rotary = "layer_type" in inspect.signature(rotary_module(self.decoder).forward).parameters
         self.version = f"{self.family}/{self.kind.version()}"
         self.pause: Callable[[], None] | None = None
         # Rows since the last pause.
         self._unpaused = 0.0
-        self._latent_modules = {
-            index: found
-            for index, layout in enumerate(self.layouts)
-            if layout.kind == "latent" and (found := _latent_module(self.layers[index])) is not None
-        }
+        self.text_ids(torch.tensor(self.anchor, dtype=torch.int64))
         self.attends_by_rows = False
         self.attends_by_rows = self._rows_agree()
         self.supports_layerwise = self._layerwise_agrees()
@@ -165,8 +172,10 @@ class Adapter:
         placeholder = self.kind.placeholder(self.model.config, prepared.kind)
         visual = prepared.token_ids == (-1 if placeholder is None else placeholder)
         self._give_way(len(prepared.token_ids))
+        pause = nullcontext() if self.pause is None else pausing(self.model, self.decoder, self.pause)
         with torch.inference_mode():
-            features = self.kind.encode(self.model, self.on_device(prepared))
+            with pause:
+                features = self.kind.encode(self.model, self.on_device(prepared))
             if features.media.shape[0] != int(visual.sum()):
                 raise ModelError(
                     f"The encoder of {self.family} gave {features.media.shape[0]} features for {int(visual.sum())} "
@@ -195,7 +204,7 @@ class Adapter:
 
     def _groups(self, visual: Tensor) -> Tensor:
         """Return groups [tokens]: each unbroken run of media tokens, where the family is bidirectional; else -1."""
-        if not self.kind.bidirectional:
+        if not self.kind.bidirectional(self.model.config):
             return torch.full(visual.shape, -1, dtype=torch.int64)
         before = torch.nn.functional.pad(visual, (1, 0))[:-1]
         return torch.where(visual, (visual & ~before).long().cumsum(0) - 1, -1)
@@ -213,34 +222,29 @@ class Adapter:
         batch: RowBatch,
         table: KVTable,
         narrow: Narrow | None = None,
-        joining: Mapping[int, RowBatch] | None = None,
         wanted: int | None = None,
     ) -> Tensor:
         """Run rows through the decoder, write their KV at their slots, attend over the whole table.
 
-        With neither `narrow` nor `joining` the decoder is called whole. With one of them its stock layers are called
-        one after another.
+        Without `narrow` the decoder is called whole; with it, its stock layers are called one after another.
 
         Args:
             narrow: after layer l, `narrow(l)` gives the indices of the rows that later layers still compute (None:
                 all).
-            joining: rows that begin at a layer, whose `embeds` are the residual stream that enters it. From then on
-                they run with the others, all in the order of their places in the prompt.
             wanted: how many of the last rows' hidden states are wanted, None for all: the last layer need not attend
-                for others. It goes with neither `narrow` nor `joining`.
+                for others. It does not go with `narrow`.
 
         Returns:
             Hidden states [rows kept, hidden] after the final norm, on `device`; of the last `wanted` rows where that is
             given.
         """
-        if batch.embeds.shape[0] == 0 and not joining:
+        if batch.embeds.shape[0] == 0:
             return batch.embeds.new_empty(0, self.hidden_size)
-        layerwise = narrow is not None or bool(joining)
-        if layerwise and not self.supports_layerwise:
+        if narrow is not None and not self.supports_layerwise:
             raise ModelError(f"{self.family} cannot be run layer by layer; use a strategy that does not ask for it.")
         with torch.inference_mode():
-            if layerwise:
-                return self._home(self._layerwise(batch, table, narrow or _keep_all, joining or {}))
+            if narrow is not None:
+                return self._home(self._layerwise(batch, table, narrow))
             parts = [batch]
             if len(batch.slots) > self.block_rows:
                 parts = batch.blocks(table.rows[batch.slots], table.groups[batch.slots], self.block_rows)
@@ -265,11 +269,11 @@ class Adapter:
         self._unpaused += rows
 
     def _seen(self, batch: RowBatch, table: KVTable, wanted: int | None = None) -> AttendedRows:
-        binds = self.kind.window_binds_groups
-        return AttendedRows(table, batch.slots, self._windows, batch.hidden_from, binds, self._latent_modules, wanted)
+        causal = self.kind.full_layers_causal
+        return AttendedRows(table, batch.slots, self._windows, batch.hidden_from, causal, wanted)
 
     @contextmanager
-    def _attending(self, seen: AttendedRows, table: KVTable) -> Iterator[dict[int | None, Tensor]]:
+    def _attending(self, seen: AttendedRows) -> Iterator[dict[int | None, Tensor]]:
         """Have the table written at the rows' slots, and layers attend what the rows see; yield masks by window.
 
         A block around this that attends by a function of its own is given whole masks.
@@ -279,18 +283,14 @@ class Adapter:
             within, masks = nullcontext() if not outer else attending_rows(seen.attend), seen.masks
         else:
             within, masks = attending_by(self.config, seen.attend), seen.no_mask()
-            table.latent_layers = seen.latent_layers
-        try:
-            with within:
-                yield masks
-        finally:
-            table.latent_layers = frozenset()
+        with within:
+            yield masks
 
     def _ids(self, positions: Tensor) -> Tensor:
         return positions if self.axes == 1 else positions[:, None]
 
     def _whole(self, batch: RowBatch, table: KVTable, wanted: int | None = None) -> Tensor:
-        with self._attending(self._seen(batch, table, wanted), table) as masks:
+        with self._attending(self._seen(batch, table, wanted)) as masks:
             return self._decoder_run(batch, table, masks)
 
     def _decoder_run(self, batch: RowBatch, table: KVTable, masks: dict[int | None, Tensor]) -> Tensor:
@@ -389,13 +389,9 @@ class Adapter:
             inputs = self._step(inputs, index, table)
         return self.decoder.norm(inputs.hidden)[0]
 
-    def _layerwise(self, batch: RowBatch, table: KVTable, narrow: Narrow, joining: Mapping[int, RowBatch]) -> Tensor:
+    def _layerwise(self, batch: RowBatch, table: KVTable, narrow: Narrow) -> Tensor:
         inputs = self._inputs(batch, table)
         for index in range(len(self.layers)):
-            if index in joining:
-                device = inputs.hidden.device
-                begun = self._inputs(joining[index], table).on(device)
-                inputs = inputs.join(begun, table.order(device)[0])
             self._give_way(inputs.rows / len(self.layers))
             inputs = self._step(inputs, index, table)
             keep = narrow(index)
@@ -416,7 +412,7 @@ class Adapter:
             return inputs
         table.slots = inputs.seen.slots
         try:
-            with self._attending(inputs.seen, table) as masks:
+            with self._attending(inputs.seen) as masks:
                 hidden = self._layer(index, inputs.hidden, masks, inputs.ids, inputs.turns, table)
         finally:
             table.slots = None
@@ -437,6 +433,7 @@ class Adapter:
             position_ids=ids if self.axes == 1 else None,
             use_cache=True,
             position_embeddings=turns[self.types[index]],
+            **self._layer_extra,
             **{self._layer_cache: table},
         )
         return output[0] if isinstance(output, tuple) else output
@@ -460,41 +457,42 @@ class Adapter:
             return self._home(logits.float())
 
     def capture(self, encoded: Encoded) -> KVRows:
-        """Return canonical KV: the chunk prefilled alone, from position 0. Per layer, rows in the model's layout."""
-        table, batch = self._alone(encoded, 0)
+        """Return canonical KV, per layer in the model's layout: the chunk prefilled alone, after the anchor.
+
+        Pretrained models make the first rows of a sequence attention sinks, or look for their sink in a first token.
+        With an anchor no row of a chunk is one. Its rows are dropped, and positions are counted from the chunk.
+        """
+        table, batch = self._alone(encoded, self.anchor)
         self.forward(batch, table, wanted=0)
-        return tuple(table.read(layer) for layer in range(len(self.layouts)))
+        first = len(self.anchor)
+        rows = tuple(table.read(layer, first, first + encoded.tokens) for layer in range(len(self.layouts)))
+        if first == 0:
+            return rows
+        source, target = self.phases(encoded.positions + first), self.phases(encoded.positions)
+        return move_rows(rows, self.layouts, source, target, self.dtype)
 
     def prefill(self, encoded: Encoded, shift: int = 0) -> tuple[KVRows, Tensor]:
-        """Prefill a chunk alone, from position `shift`: its rows and its final hidden states."""
-        table, batch = self._alone(encoded, shift)
+        """Prefill a chunk after nothing, from position `shift`: its rows and its final hidden states."""
+        table, batch = self._alone(encoded, shift=shift)
         hidden = self.forward(batch, table)
         rows: list[LayerRows] = [table.read(layer) for layer in range(len(self.layouts))]
         return tuple(rows), hidden
 
-    def residual(self, encoded: Encoded, layer: int) -> Tensor:
-        """Return the residual stream [tokens, hidden] that enters a layer where the chunk is prefilled alone."""
-        if not self.supports_layerwise:
-            raise ModelError(f"{self.family} cannot be run layer by layer; use a strategy that does not ask for it.")
-        table, batch = self._alone(encoded, 0)
-        with torch.inference_mode():
-            inputs = self._inputs(batch, table)
-            for index in range(layer):
-                inputs = self._step(inputs, index, table)
-        return self._home(inputs.hidden[0])
-
-    def _alone(self, encoded: Encoded, shift: int) -> tuple[KVTable, RowBatch]:
-        table, device = self.table(encoded.tokens), self.device
-        slots = torch.arange(encoded.tokens, device=device)
-        table.allocate(slots, encoded.groups.to(device))
-        batch = RowBatch(
-            encoded.embeds.to(device),
-            encoded.positions.to(device) + shift,
-            slots,
-            encoded.visual.to(device),
-            tuple(layer.to(device) for layer in encoded.deepstack),
-        )
-        return table, batch
+    def _alone(self, encoded: Encoded, anchor: Sequence[int] = (), shift: int = 0) -> tuple[KVTable, RowBatch]:
+        """Return an empty table, and the rows of an anchor's text and of a chunk after it."""
+        device, first = self.device, len(anchor)
+        table = self.table(first + encoded.tokens)
+        slots = torch.arange(first + encoded.tokens, device=device)
+        embeds, visual, groups = encoded.embeds.to(device), encoded.visual.to(device), encoded.groups.to(device)
+        positions = encoded.positions.to(device) + shift + first
+        if first:
+            embeds = torch.cat((self.embed(torch.tensor(anchor, dtype=torch.int64)), embeds))
+            visual = torch.nn.functional.pad(visual, (first, 0))
+            groups = torch.nn.functional.pad(groups, (first, 0), value=-1)
+            positions = torch.cat((slots[:first].expand(len(positions), -1) + shift, positions), dim=1)
+        table.allocate(slots, groups)
+        deepstack = tuple(layer.to(device) for layer in encoded.deepstack)
+        return table, RowBatch(embeds, positions, slots, visual, deepstack)
 
     def _rows_agree(self) -> bool:
         """Return whether every layer attends through transformers' interface, so that it attends what it is told to.
@@ -512,7 +510,6 @@ class Adapter:
                 table = self.table(count)
                 table.allocate(order)
                 seen = self._seen(batch, table)
-                table.latent_layers = frozenset() if masked else seen.latent_layers
 
                 def attend(module: Any, *given: Any, seen: AttendedRows = seen, **extra: Any) -> Any:
                     if all(extra.get(name) is None for name in OTHER_SCORES):
@@ -543,18 +540,13 @@ class Adapter:
                 table = self.table(rows)
                 table.allocate(order)
                 try:
-                    run = self._whole(batch, table) if whole else self._layerwise(batch, table, _keep_all, {})
+                    run = self._whole(batch, table) if whole else self._layerwise(batch, table, _keep_all)
                     results.append(run)
                 except (TypeError, RuntimeError, AttributeError, KeyError):
                     return False
         # The same kernels run in the same order either way, so half precision agrees as closely.
         whole_way, loop = (result.float() for result in results)
         return torch.allclose(whole_way, loop, rtol=1e-4, atol=1e-5 * float(whole_way.abs().max()))
-
-
-def _latent_module(layer: torch.nn.Module) -> torch.nn.Module | None:
-    """Return the module of a layer that holds what takes latents to heads."""
-    return next((module for module in layer.modules() if latent_weight(module) is not None), None)
 
 
 def _all_below(token_ids: Tensor, most: int) -> bool:

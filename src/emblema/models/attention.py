@@ -1,172 +1,350 @@
-"""How much some rows of a batch attend to the rows of the table, noted while the decoder runs."""
+"""Attention of chosen rows over a table, without a mask of all rows by all rows; and having a model's layers use it."""
 
-from collections.abc import Callable, Collection, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import thread_time
+from functools import cached_property, lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from emblema.models.adapter import Adapter
-from emblema.models.attention_switch import attending_by, row_attend
+from emblema.models.tables import KVTable, TableOrder, attention_masks
 
-Note = Callable[[int, Tensor, Tensor], None]
-"""Called with a layer, indices [queries] into the noted rows, and weights [heads, queries, table rows] float32."""
+NAME = "emblema"
+MOST_QUERIES = 256
+"""Rows that are attended at once: what they do not see of the rows up to the last of them is computed in vain."""
+GAP = 4096
+"""Scores computed in vain that cost as much as another call: neighbouring runs are joined while there are fewer."""
+PACKED = 16
+"""Rows up to which the query heads of a key head are packed into one axis of queries; beyond, it gains nothing."""
+OTHER_SCORES = ("softcap", "position_bias", "s_aux")
+"""Arguments of an attention function that change the scores: layers that give one cannot attend by rows."""
 
-BLOCK = 256
-"""Queries whose weights are worked out at once."""
+Attend = Callable[..., Any]
 
 
 @dataclass(slots=True)
-class NotingTime:
-    """Seconds of the processor that noting has taken so far, apart from the forward itself."""
+class _Blocks:
+    """Blocks that are open on one configuration, and what it said before the first."""
 
-    seconds: float = 0.0
+    before: str
+    count: int = 0
+
+
+# transformers looks an attention function up by the name in a model's configuration, which threads share. So the name
+# leads to one function, which asks what its own thread wants; the configuration is as it was after the last block.
+_lock = threading.Lock()
+_blocks: dict[int, _Blocks] = {}
+_wanted = threading.local()
+
+
+def stock_attend(*args: Any, **extra: Any) -> Any:
+    """Attend as the model does by itself, in transformers' interface."""
+    return _functions()["sdpa"](*args, **extra)
+
+
+def attending() -> Attend | None:
+    """Return the function that this thread's innermost block attends by; None outside of blocks."""
+    found: Attend | None = getattr(_wanted, "attend", None)
+    return found
+
+
+def row_attend(*args: Any, **extra: Any) -> Any:
+    """Attend as the forward under way would without the block around it, over the rows of its table."""
+    attend: Attend = getattr(_wanted, "rows", None) or stock_attend
+    return attend(*args, **extra)
 
 
 @contextmanager
-def noting_attention(
-    adapter: Adapter, rows: Tensor, note: Note, layers: Collection[int] | None = None
-) -> Iterator[NotingTime]:
-    """Have a function told what rows of the batch attend, while the decoder runs inside the block.
-
-    The weights are worked out apart from the attention kernel: one product a layer of the noted queries with all keys,
-    grouped by key head, with the layer's own mask and scale. The batch is run once, in the order of its rows.
-
-    Args:
-        adapter: the model.
-        rows: [noted] int64, indices into the batch, in order.
-        note: called for every such layer and at most `BLOCK` queries at once.
-        layers: layers whose attention is worked out; None for all.
-    """
-    passed: dict[int, int] = {}
-    spent = NotingTime()
-
-    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **extra: Any) -> Any:
-        layer = int(module.layer_idx)
-        first = passed.get(layer, 0)
-        passed[layer] = first + query.shape[2]
-        if layers is not None and layer not in layers:
-            return row_attend(module, query, key, value, mask, **extra)
-        began = thread_time()
-        inside = ((rows >= first) & (rows < passed[layer])).nonzero().squeeze(1)
-        # An empty tensor splits into one empty part.
-        for places in inside.split(BLOCK) if len(inside) else ():
-            chosen = (rows[places] - first).to(query.device)
-            own = None if mask is None else mask[0, 0].index_select(0, chosen)
-            note(layer, places, attention_weights(query[0].index_select(1, chosen), key[0], own, extra.get("scaling")))
-        spent.seconds += thread_time() - began
-        return row_attend(module, query, key, value, mask, **extra)
-
-    with attending_by(adapter.config, attend):
-        yield spent
+def attending_rows(attend: Attend) -> Iterator[None]:
+    """Have `row_attend` call a function inside the block, in this thread."""
+    outer = getattr(_wanted, "rows", None)
+    _wanted.rows = attend
+    try:
+        yield
+    finally:
+        _wanted.rows = outer
 
 
-def attention_weights(queries: Tensor, keys: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
-    """Return attention weights [heads, queries, rows] float32 of queries over all keys, apart from the kernel.
+def _functions() -> Any:
+    """Return transformers' table of attention functions, which is imported with its models and not before."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    return ALL_ATTENTION_FUNCTIONS
+
+
+def _attend(*args: Any, **extra: Any) -> Any:
+    attend: Attend = getattr(_wanted, "attend", None) or stock_attend
+    return attend(*args, **extra)
+
+
+@contextmanager
+def attending_by(config: Any, attend: Attend) -> Iterator[None]:
+    """Have layers call an attention function of transformers' interface inside the block, in this thread.
 
     Args:
-        queries: [heads, queries, width].
-        keys: [key heads, rows, width]; each serves as many heads in turn.
-        mask: [queries, rows], added to the scores; None where every query sees all rows.
-        scaling: of the scores; None for one over the root of the width.
+        config: the decoder's configuration.
+        attend: the function; `stock_attend` inside another block attends as the model does by itself.
     """
-    heads, count, width = queries.shape
-    scale = width**-0.5 if scaling is None else float(scaling)
-    grouped = (queries.float() * scale).reshape(keys.shape[0], -1, width)
-    scores = (grouped @ keys.float().transpose(1, 2)).view(heads, count, -1)
-    return torch.softmax(scores if mask is None else scores + mask.float(), dim=-1)
+    with _lock:
+        _functions()[NAME] = _attend
+        blocks = _blocks.setdefault(id(config), _Blocks(config._attn_implementation))
+        blocks.count += 1
+        config._attn_implementation = NAME
+    outer = getattr(_wanted, "attend", None)
+    _wanted.attend = attend
+    try:
+        yield
+    finally:
+        _wanted.attend = outer
+        with _lock:
+            blocks.count -= 1
+            if blocks.count == 0:
+                config._attn_implementation = blocks.before
+                del _blocks[id(config)]
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionReadings:
-    """What the rows of a question attend: two readings for every row, summed or compared over layers and heads.
+class QueryBlock:
+    """Rows of a batch that are attended at once.
 
     Attributes:
-        last: [rows] float32, the weight that the question's last row gives each, summed over layers and heads.
-        largest: [rows] float32, the largest weight that any row of the question gives each.
+        start, stop: of the rows in the batch.
+        low, high: slots of the table outside of which they attend nothing.
+        causal: the rows are all rows from `low` to `high`, and each attends those before it and itself.
+        free: the rows attend all rows from `low` to `high`.
     """
 
-    last: Tensor
-    largest: Tensor
-
-    def joined(self, other: "QuestionReadings") -> "QuestionReadings":
-        """Return the readings of all heads, from those of some heads and of the others."""
-        return QuestionReadings(self.last + other.last, torch.maximum(self.largest, other.largest))
-
-    def scores(self, rows: Tensor) -> Tensor:
-        """Return a score [rows] float32 for some rows: both readings, each as shares of their sum, added."""
-        last, largest = self.last[rows], self.largest[rows]
-        return last / last.sum().clamp_min(1e-9) + largest / largest.sum().clamp_min(1e-9)
+    start: int
+    stop: int
+    low: int
+    high: int
+    causal: bool = False
+    free: bool = False
 
 
-class QuestionAttention:
-    """Adds up what the rows of a question attend. Its `add` is what `noting_attention` calls.
+RowKernel = Callable[[Tensor, Tensor, Tensor, TableOrder, float], Tensor]
+"""Attention [heads, queries, width] of queries, keys, values, an order and a scale of the scores."""
+
+
+@lru_cache(maxsize=16)
+def row_kernel(device: torch.device) -> RowKernel | None:
+    """Return a device's kernel that attends by rows and groups: Triton's on a GPU, where it comes with torch."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return None
+    from emblema.models.attention_triton import attend
+
+    found: RowKernel = attend
+    return found
+
+
+class AttendedRows:
+    """Says for the rows of a batch which rows of the table each attends (`attention_masks` says by what rule).
+
+    Where the table's rows are in the order of the prompt, rows are attended in blocks, each over the front of the table
+    that it sees; a mask is made of a block alone, and only where a block does not see all of it.
 
     Args:
-        rows: how many rows the question has.
-        length: rows of the table.
-        device: where they are added up; the weights may come from others.
+        table: the table; rows are not allocated in it while this lives.
+        slots: [rows] int64, of the batch's rows in the table.
+        windows: of each layer.
+        hidden_from: [rows, table.length] bool, True may not be attended; None hides nothing.
+        full_layers_causal: whether layers without a window attend causally inside a bidirectional group.
+        wanted: rows at the batch's end whose final hidden states are wanted; the last layer attends for no others, and
+            puts out zeros for them. None: all.
     """
 
-    def __init__(self, rows: int, length: int, device: torch.device) -> None:
-        self._rows = rows
-        self._last = torch.zeros(length, device=device)
-        self._largest = torch.zeros(length, device=device)
+    def __init__(
+        self,
+        table: KVTable,
+        slots: Tensor,
+        windows: Sequence[int | None],
+        hidden_from: Tensor | None = None,
+        full_layers_causal: bool = False,
+        wanted: int | None = None,
+    ) -> None:
+        self._table, self.slots, self._windows = table, slots, tuple(windows)
+        self._hidden_from, self._causal = hidden_from, full_layers_causal
+        self._unwanted = 0 if wanted is None else len(slots) - wanted
+        self._wanted = wanted
+        self._copies: dict[torch.device, AttendedRows] = {}
+        self._masks: dict[tuple[int | None, int, int], Tensor] = {}
+        self._blocks: dict[tuple[int | None, int], tuple[QueryBlock, ...]] = {}
+        self._orders: dict[tuple[int | None, int], TableOrder] = {}
 
-    def add(self, layer: int, places: Tensor, weights: Tensor) -> None:
-        """Add one layer's weights of some of the question's rows, over the first rows of the table or all of them."""
-        held, device = weights.shape[-1], self._last.device
-        largest = self._largest[:held]
-        torch.maximum(largest, weights.amax(dim=1).amax(dim=0).to(device), out=largest)
-        if int(places[-1]) == self._rows - 1:
-            self._last[:held] += weights[:, -1].sum(dim=0).to(device)
+    def on(self, device: torch.device) -> "AttendedRows":
+        """Return the same for layers on a device, copied there once; itself where it is there."""
+        if device == self.slots.device:
+            return self
+        if device not in self._copies:
+            hidden = None if self._hidden_from is None else self._hidden_from.to(device)
+            self._copies[device] = AttendedRows(
+                self._table, self.slots.to(device), self._windows, hidden, self._causal, self._wanted
+            )
+        return self._copies[device]
 
-    @property
-    def readings(self) -> QuestionReadings:
-        """What was added so far, by rows of the table."""
-        return QuestionReadings(self._last, self._largest)
+    def select(self, rows: Tensor) -> "AttendedRows":
+        """Return what some rows of the batch attend, in the order given."""
+        hidden = None if self._hidden_from is None else self._hidden_from[rows]
+        return AttendedRows(self._table, self.slots[rows], self._windows, hidden, self._causal)
+
+    @cached_property
+    def masks(self) -> dict[int | None, Tensor]:
+        """An additive mask [1, 1, rows, length] for each distinct window, for who asks for all of it."""
+        return attention_masks(self._table, self.slots, self._windows, self._hidden_from, self._causal)
+
+    def no_mask(self) -> dict[int | None, Tensor]:
+        """Return what layers are given where they attend by this: of a mask's shape, without its memory."""
+        nothing = torch.zeros(1, 1, 1, 1, dtype=self._table.dtype, device=self.slots.device)
+        return dict.fromkeys(self._windows, nothing.expand(1, 1, len(self.slots), self._table.length))
+
+    def attend(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **extra: Any
+    ) -> tuple[Tensor, None]:
+        """Attend in transformers' interface: `mask` is not looked at.
+
+        Args:
+            query: [1, heads, rows, width].
+            key, value: [1, key heads, length, width] of the table.
+        """
+        if query.device != self.slots.device:
+            return self.on(query.device).attend(module, query, key, value, mask, **extra)
+        layer, scaling = int(module.layer_idx), extra.get("scaling")
+        window = self._windows[layer]
+        scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+        first = self._unwanted if layer == len(self._windows) - 1 else 0
+        kernel = row_kernel(query.device)
+        whole = query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
+        whole[:, :first] = 0
+        if kernel is not None and first < len(self.slots):
+            order = self._order(window, first)
+            whole[0, first:] = kernel(query[0, :, first:], key[0], value[0], order, scale).transpose(0, 1)
+        for block in self._blocks_of(window, first) if kernel is None else ():
+            held, part = slice(block.low, block.high), slice(block.start, block.stop)
+            own = None if block.causal else self._mask(block, window)
+            found = attend_grouped(query[:, :, part], key[:, :, held], value[:, :, held], own, scale, block.causal)
+            whole[:, part] = found.transpose(1, 2)
+        return whole, None
+
+    def _order(self, window: int | None, first: int) -> TableOrder:
+        """Return what a kernel reads in place of a mask, for the batch's rows from `first` on."""
+        if (window, first) not in self._orders:
+            slots, length = self.slots[first:], self._table.length
+            rows, groups = self._table.order(slots.device)
+            if window is None and self._causal:
+                groups = torch.full_like(groups, -1)
+            hidden = None if self._hidden_from is None else self._hidden_from[first:]
+            own = (rows.index_select(0, slots), groups.index_select(0, slots))
+            self._orders[window, first] = TableOrder(*own, rows[:length], groups[:length], hidden, window)
+        return self._orders[window, first]
+
+    def _mask(self, block: QueryBlock, window: int | None) -> Tensor | None:
+        """Return the mask [rows, slots] of a block; None where all is seen."""
+        if block.free:
+            return None
+        key = (window, block.start, block.stop)
+        if key not in self._masks:
+            hidden = self._hidden_from
+            if hidden is not None:
+                hidden = hidden[block.start : block.stop, block.low : block.high]
+            own = self.slots[block.start : block.stop]
+            made = attention_masks(self._table, own, (window,), hidden, self._causal, slice(block.low, block.high))
+            self._masks[key] = made[window][0, 0]
+        return self._masks[key]
+
+    def _blocks_of(self, window: int | None, first: int) -> tuple[QueryBlock, ...]:
+        """Return the blocks of the batch's rows from `first` on."""
+        if (window, first) not in self._blocks:
+            self._blocks[window, first] = tuple(self._made(window, first))
+        return self._blocks[window, first]
+
+    @cached_property
+    def _in_order(self) -> list[int] | None:
+        """Slots of the batch, where they rise in a causal table; None elsewhere or unknown.
+
+        On a device to know it the host would have to wait.
+        """
+        if not self._table.causal or self._hidden_from is not None or self.slots.device.type != "cpu":
+            return None
+        slots: list[int] = self.slots.tolist()
+        return slots if len(slots) == 1 or bool((self.slots[1:] > self.slots[:-1]).all()) else None
+
+    def _made(self, window: int | None, first: int) -> Iterator[QueryBlock]:
+        """Yield the blocks of the batch's rows from `first` on, for layers with a window."""
+        count, length = len(self.slots), self._table.length
+        slots = self._in_order
+        if slots is None:
+            step = MOST_QUERIES if self.slots.device.type == "cpu" else max(1, count)
+            for start in range(first, count, step):
+                yield QueryBlock(start, min(start + step, count), 0, length)
+            return
+        (rows, _), start = self._table.order(self.slots.device), first
+        for stop in range(first + 1, count + 1):
+            if stop < count and not _ends(slots, start, stop):
+                continue
+            high, low = slots[stop - 1] + 1, 0
+            bound = window is not None and int(rows[slots[stop - 1]] - rows[0]) >= window
+            if bound:
+                out = int(rows[slots[start]]) - int(window or 0)
+                low = int(torch.searchsorted(rows[:length], out, right=True))
+            alone = stop - start == 1
+            yield QueryBlock(start, stop, low, high, causal=not bound and stop - start == high, free=alone)
+            start = stop
 
 
-class AntecedentAttention:
-    """What rows of chunks attend of the chunks before them. Its `add` is what `noting_attention` calls.
+def _ends(slots: Sequence[int], start: int, stop: int) -> bool:
+    """Return whether a block of rows from `start` ends before `stop`."""
+    gap = slots[stop] - slots[stop - 1]
+    # A block from the table's front is causal, and nothing is computed in vain.
+    whole = slots[start] == 0 and slots[stop - 1] == stop - start - 1
+    if gap == 1:
+        return stop - start >= MOST_QUERIES and not whole
+    return whole and stop - start > PACKED or (stop - start) * gap > GAP or stop - start >= MOST_QUERIES
+
+
+def attend_grouped(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None, causal: bool = False
+) -> Tensor:
+    """Return attention of queries over the key heads that serve them, without copies of these for few queries.
 
     Args:
-        groups: [table rows] int64, the chunk that each row of the table belongs to; `chunks` for rows of text.
-        own: [noted] int64, the chunk that each noted row belongs to.
-        chunks: how many chunks there are.
+        query: [sequences, heads, rows, width].
+        key, value: [sequences, key heads, slots, width].
+        mask: added to the scores: [rows, slots], or [sequences, 1, 1, slots] of a row each; None where all is seen.
+        scale: of the scores; None for one over the root of the width.
+        causal: the slots are the rows, and each sees those before it and itself.
+
+    Returns:
+        [sequences, heads, rows, value width].
     """
+    sequences, heads, count, width = query.shape
+    shared = heads // key.shape[1]
+    if shared == 1 or count > PACKED:
+        grouped = shared > 1
+        return scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
+    if causal and count > 1:
+        later = torch.ones(count, count, dtype=torch.bool, device=query.device).triu(1)
+        mask = query.new_zeros(count, count).masked_fill(later, torch.finfo(query.dtype).min)
+    if mask is not None and mask.dim() == 2:
+        mask = mask.repeat(shared, 1)
+    packed = query.reshape(sequences, key.shape[1], shared * count, width)
+    found = scaled_dot_product_attention(packed, key, value, mask, scale=scale)
+    return found.reshape(sequences, heads, count, value.shape[3])
 
-    def __init__(self, groups: Tensor, own: Tensor, chunks: int) -> None:
-        members = torch.nn.functional.one_hot(groups, chunks + 1).float()
-        # On the device of each layer that was noted.
-        self._members = {members.device: members}
-        self._before = torch.arange(chunks + 1, device=own.device)[None] < own[:, None]
-        self._mass = torch.zeros(self._before.shape, device=own.device)
-        self._alone = torch.zeros_like(self._mass)
-        self._layers = 0
 
-    def add(self, layer: int, places: Tensor, weights: Tensor) -> None:
-        """Add one layer's weights of some of the rows, over the first rows of the table or all of them."""
-        self._layers += int(places[0]) == 0
-        device = self._before.device
-        places = places.to(device)
-        if weights.device not in self._members:
-            self._members[weights.device] = self._members[device].to(weights.device)
-        members = self._members[weights.device][: weights.shape[-1]]
-        mass = (weights @ members).to(device) * self._before[places]
-        rest = (1 - mass.sum(dim=-1, keepdim=True)).clamp_min(1e-6)
-        self._mass[places] += mass.mean(dim=0)
-        self._alone[places] += (mass / (mass + rest)).mean(dim=0)
+def attend_step(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **extra: Any
+) -> tuple[Tensor, None]:
+    """Attend for one new row of each sequence of a batch, in transformers' interface.
 
-    @property
-    def mass(self) -> Tensor:
-        """[noted, chunks] float32, attention that each row gave to each chunk before its own, mean of heads, layers."""
-        return self._mass[:, :-1] / max(1, self._layers)
-
-    @property
-    def alone(self) -> Tensor:
-        """[noted, chunks] float32, `m / (m + rest)`: each chunk's share beside the row's own chunk and text alone."""
-        return self._alone[:, :-1] / max(1, self._layers)
+    `mask` is [sequences, 1, 1, rows]. Layers whose scores are changed on the way attend as they do by themselves.
+    """
+    changed = any(extra.get(name) is not None for name in OTHER_SCORES)
+    if query.shape[2] != 1 or query.shape[1] == key.shape[1] or changed:
+        attended: tuple[Tensor, None] = stock_attend(module, query, key, value, mask, **extra)
+        return attended
+    return attend_grouped(query, key, value, mask, extra.get("scaling")).transpose(1, 2), None

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from emblema.kv.device import launching_on
-from emblema.models.table_order import TableOrder
+from emblema.models.tables import TableOrder
 
 BLOCK_QUERIES = 64
 BLOCK_ROWS = 32
@@ -49,7 +49,6 @@ def attend_rows(
     WIDTH_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
     WINDOWED: tl.constexpr,
-    BINDS: tl.constexpr,
     HIDES: tl.constexpr,
     CAST: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -81,10 +80,7 @@ def attend_rows(
         together = (own_group[:, None] == their_group[None, :]) & (own_group[:, None] >= 0)
         seen = (distance >= 0) | together
         if WINDOWED:
-            near = distance < window
-            if not BINDS:
-                near = near | together
-            seen = seen & near
+            seen = seen & (distance < window)
         seen = seen & held[None, :] & inside[:, None]
         if HIDES:
             away = tl.load(hidden + row[:, None] * hidden_step + slots[None, :], mask=seen, other=0)
@@ -140,7 +136,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, order: TableOrder, scale: 
     heads, count, width = query.shape
     key_heads, length, out = key.shape[0], key.shape[1], value.shape[2]
     shared, device = heads // key_heads, query.device
-    tiles = triton.cdiv(count * shared, BLOCK_QUERIES)
+    constants = kernel_constants(query, value, shared, order)
+    tiles = triton.cdiv(count * shared, constants["QUERIES"])
     splits = max(1, min(triton.cdiv(length, 4 * BLOCK_ROWS), PROGRAMS // (tiles * key_heads)))
     # A number of steps is compiled in: powers of two are few.
     steps = triton.next_power_of_2(triton.cdiv(triton.cdiv(length, splits), BLOCK_ROWS))
@@ -151,7 +148,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, order: TableOrder, scale: 
     hidden = order.hidden_from
     if hidden is not None:
         hidden = hidden.to(torch.uint8)
-    constants = kernel_constants(query, value, shared, order)
     with launching_on(device):
         attend_rows[(tiles, key_heads, splits)](
             query, key, value, sums, highs, totals,
@@ -177,10 +173,10 @@ def kernel_constants(query: Tensor, value: Tensor, shared: int, order: TableOrde
         "WIDTH_BLOCK": max(16, triton.next_power_of_2(width)),
         "VALUE_BLOCK": max(16, triton.next_power_of_2(out)),
         "WINDOWED": order.window is not None,
-        "BINDS": order.window_binds_groups,
         "HIDES": order.hidden_from is not None,
         # The interpreter multiplies bfloat16 wrongly (triton issue 11584).
         "CAST": query.device.type == "cpu",
-        "QUERIES": BLOCK_QUERIES,
+        # Wider rows would not fit the registers.
+        "QUERIES": BLOCK_QUERIES if max(width, out) <= 256 else BLOCK_QUERIES // 2,
         "ROWS": BLOCK_ROWS,
     }

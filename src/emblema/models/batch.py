@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emblema.models.attended_rows import AttendedRows
+from emblema.models.attention import AttendedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,25 +121,6 @@ class LayerInput:
             self.seen.select(rows),
             {kind: tuple(part[..., rows, :] for part in turn) for kind, turn in self.turns.items()},
         )
-
-    def join(self, other: "LayerInput", places: Tensor) -> "LayerInput":
-        """Return the rows of both, in the order of their places in the prompt; `places` [slots] gives each slot's."""
-        depth = max(len(self.deepstack), len(other.deepstack))
-        both = LayerInput(
-            torch.cat((self.hidden, other.hidden), dim=1),
-            torch.cat((self.ids, other.ids), dim=-1),
-            torch.cat((self.visual, other.visual)),
-            tuple(torch.cat((self._features(layer), other._features(layer))) for layer in range(depth)),
-            self.seen.join(other.seen),
-            {
-                kind: tuple(torch.cat(pair, dim=-2) for pair in zip(turn, other.turns[kind], strict=True))
-                for kind, turn in self.turns.items()
-            },
-        )
-        return both.select(places[both.seen.slots].argsort())
-
-    def _features(self, layer: int) -> Tensor:
-        return self.deepstack[layer] if layer < len(self.deepstack) else self.hidden.new_empty(0, self.hidden.shape[2])
 
 
 def turns_on(turns: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

@@ -1,11 +1,10 @@
-"""Load a model and its processor from a hub name, a folder, or a bundled model."""
+"""Load a model and its processor from a hub name, a folder, or a bundled or pretrained model."""
 
 import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ import torch
 from emblema.errors import ModelError
 from emblema.extras import import_extra
 from emblema.kv.device import default_device
+from emblema.models.names import BUNDLED, bundled_folder, check_model_name
+from emblema.models.pretrained import PRETRAINED, pretrained_folder
+from emblema.models.video_settings import VideoSettings
 
-BUNDLED = ("reference", "reference-stream")
-"""The bundled models: `reference`, and the same trained on video streams. Weights are stored in half precision."""
 DeviceMap = str | Mapping[str, int | str | torch.device]
 """How layers are shared out over devices, as transformers reads it."""
 _log = logging.getLogger(__name__)
@@ -30,11 +30,21 @@ class Bundle:
     image_processor: Any = None
     feature_extractor: Any = None
     chat_template: str | None = None
+    video_settings: VideoSettings | None = None
 
 
-def bundled_folder(name: str) -> Path:
-    """Return the folder of a bundled model."""
-    return Path(str(files("emblema"))) / "assets" / name
+def model_source(name: str | Path) -> str:
+    """Return the folder of a bundled or a pretrained model, and any other name as it is.
+
+    Raises:
+        ModelError: a pretrained model cannot be downloaded, or the name can be no model's.
+    """
+    if str(name) in BUNDLED:
+        return str(bundled_folder(str(name)))
+    if str(name) in PRETRAINED:
+        return str(pretrained_folder(str(name)))
+    check_model_name(name)
+    return str(name)
 
 
 def load_model(
@@ -47,7 +57,7 @@ def load_model(
     """Load a model in eval mode, and its processor (or a Bundle of the processor's parts).
 
     Args:
-        name: one of `BUNDLED`, a folder, or a Hugging Face id.
+        name: one of `BUNDLED` or `PRETRAINED`, a folder, or a Hugging Face id.
         device: where to put it; by default (None or `auto`) the accelerator that torch finds, or the CPU.
         dtype: dtype of the weights; the checkpoint's own by default. Rotary tables stay float32 either way.
         device_map: in place of `device`, how transformers shares the layers out over several devices: `auto`, or a
@@ -60,7 +70,7 @@ def load_model(
     """
     from transformers import AutoConfig
 
-    source = str(bundled_folder(str(name)) if str(name) in BUNDLED else name)
+    source = model_source(name)
     place = default_device() if device is None or device == "auto" else _usable(device)
     shared: dict[str, Any] = {}
     if device_map is not None:
@@ -92,7 +102,7 @@ def load_model(
     except Exception as error:  # A damaged checkpoint fails in whatever part of transformers meets the damage first.
         raise ModelError(
             f"Could not load the model {str(name)!r}: {_first_line(error)} Give a bundled model "
-            f"({', '.join(BUNDLED)}), the folder of a whole checkpoint, or a Hugging Face id."
+            f"({', '.join((*BUNDLED, *PRETRAINED))}), the folder of a whole checkpoint, or a Hugging Face id."
         ) from error
     return model, load_processor(source)
 
@@ -153,7 +163,9 @@ def load_processor(source: str) -> Any:
         processor = AutoProcessor.from_pretrained(source)
     except Exception as error:
         # Video processors, and processors that hold one, need torchvision; the parts do not, and tell what is broken.
-        _log.info("%s: its parts are loaded in place of a full processor (%s: %s)", source, type(error).__name__, error)
+        _log.debug(
+            "%s: its parts are loaded in place of a full processor (%s: %s)", source, type(error).__name__, error
+        )
         return load_parts(source)
     return processor if hasattr(processor, "tokenizer") else load_parts(source)
 
@@ -169,12 +181,26 @@ def load_parts(source: str) -> Bundle:
         try:
             parts.append(loader.from_pretrained(source))
         except Exception as error:
-            _log.info("%s: no %s (%s)", source, loader.__name__, type(error).__name__)
+            _log.debug("%s: no %s (%s)", source, loader.__name__, type(error).__name__)
             parts.append(_pil_image_processor(source) if loader is AutoImageProcessor else None)
     image, audio = parts
     if audio is not None and not hasattr(audio, "sampling_rate"):
         audio = None
-    return Bundle(tokenizer, image, audio, _chat_template(source, tokenizer))
+    return Bundle(tokenizer, image, audio, _chat_template(source, tokenizer), _video_settings(source))
+
+
+def _video_settings(source: str) -> VideoSettings | None:
+    """Return the settings of the checkpoint's video processor; None where it has none, and clips follow pictures."""
+    for name, section in (("processor_config.json", "video_processor"), ("video_preprocessor_config.json", None)):
+        path = _file(source, name)
+        if path is None:
+            continue
+        with _reading(name, source):
+            values = json.loads(path.read_text(encoding="utf-8"))
+            values = values if section is None else values.get(section)
+            if isinstance(values, dict):
+                return VideoSettings(values)
+    return None
 
 
 def _pil_image_processor(source: str) -> Any:

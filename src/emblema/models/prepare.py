@@ -9,7 +9,8 @@ from PIL import Image
 from emblema.errors import ModelError
 from emblema.kv.chunk import ChunkKind
 from emblema.models.families import family_of
-from emblema.models.families.base import Prepared, Toolkit
+from emblema.models.families.base import Prepared, Toolkit, VideoSegment
+from emblema.models.video_settings import video_settings_of
 
 
 class Preparer:
@@ -31,6 +32,7 @@ class Preparer:
             tokenizer,
             getattr(processor, "image_processor", None),
             getattr(processor, "feature_extractor", None),
+            video_settings_of(processor),
         )
 
     @property
@@ -62,12 +64,27 @@ class Preparer:
         """Whether a segment's own tokens say when it happens, so that `start` changes them."""
         return self.family.time_stamps
 
-    def video(self, frames: Sequence[Image.Image], seconds_per_frame: float, start: float = 0.0) -> Prepared:
+    def video(
+        self,
+        frames: Sequence[Image.Image],
+        seconds_per_frame: float,
+        start: float = 0.0,
+        clip_frames: int | None = None,
+    ) -> Prepared:
         """Prepare a segment of video: frames of one size, evenly spaced, the first `start` seconds into the clip.
 
         Families that write time stamps into the text write these; a segment that should serve at any time keeps 0.
+        Where the checkpoint's video processor has a limit for the pixels of a whole clip, `clip_frames` says how many
+        frames that has; by default those of the segment.
         """
-        return self.family.prepare_video(self.kit, frames, seconds_per_frame, start)
+        segment = VideoSegment(frames, seconds_per_frame, start, len(frames) if clip_frames is None else clip_frames)
+        return self.family.prepare_video(self.kit, segment)
+
+    def video_options(self, width: int, height: int, clip_frames: int) -> dict[str, Any]:
+        """Return what beside `options` decides how frames of a clip are fed; nothing where they are fed as pictures."""
+        if self.kit.video is None:
+            return {}
+        return {"video": self.kit.video.to_json(), "size": self.family.frame_size(self.kit, width, height, clip_frames)}
 
     def audio(self, samples: Any, rate: int) -> Prepared:
         """Prepare a piece of sound: samples [n] float, at `rate` per second."""

@@ -12,7 +12,7 @@ from emblema.kv.chunk import Encoded
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.kv.rotation import PhaseBook, Phases, rotate, unplace
 from emblema.models.adapter import Adapter
-from emblema.models.attention_switch import attending_by, stock_attend
+from emblema.models.attention import attending_by, stock_attend
 
 Form = Literal["queries", "keys"]
 
@@ -55,7 +55,7 @@ def queries(adapter: Adapter, token_ids: Sequence[int] | Tensor) -> QueryStates:
         return stock_attend(module, query, key, value, mask, **extra)
 
     with attending_by(adapter.config, note):
-        rows = adapter.capture(encoded)
+        rows, _ = adapter.prefill(encoded)
     book = adapter.phases(encoded.positions)
     layers: list[Tensor] = []
     forms: list[Form] = []

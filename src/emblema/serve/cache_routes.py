@@ -3,24 +3,29 @@
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from fastapi import Request, Response
+from pydantic import Field
 
-from emblema.errors import DeadlineError
+from emblema.errors import EmblemaError
 from emblema.serve.caches import CacheEntry
+from emblema.serve.client_body import ClientBody
+from emblema.serve.deadlines import within
 from emblema.serve.faults import ServeError, missing
+from emblema.serve.files import PROCESSED
 from emblema.serve.host import Host, Hosted, Owner
+from emblema.serve.listing import AskedPage
 from emblema.serve.parts import LONGEST_KEPT, MediaContent, TextContent, refuse_large, text_length
+from emblema.serve.reply_types import CacheObject, DeletedCache, ListedPage
 
 
-class CacheTime(BaseModel):
+class CacheTime(ClientBody):
     """How long a cache is kept, in seconds from now."""
 
     ttl: int = Field(3_600, ge=1, le=LONGEST_KEPT)
 
 
 class CacheBody(CacheTime):
-    """The body of `POST /v1/caches`. Fields that are not known are passed over."""
+    """The body of `POST /v1/caches`."""
 
     content: list[Annotated[TextContent | MediaContent, Field(discriminator="type")]] = Field(
         min_length=1, max_length=10_000
@@ -29,58 +34,63 @@ class CacheBody(CacheTime):
     name: str | None = Field(None, max_length=200)
 
 
-def cache_routes() -> APIRouter:
-    """Return the routes of caches."""
-    router = APIRouter()
-    router.post("/v1/caches")(make)
-    router.get("/v1/caches")(caches)
-    router.get("/v1/caches/{id}")(cache)
-    router.patch("/v1/caches/{id}")(extend)
-    router.delete("/v1/caches/{id}")(delete)
-    return router
-
-
-async def make(body: CacheBody, host: Hosted, tenant: Owner) -> dict[str, Any]:
-    """Keep the rows of some parts, and the patches of their order; on disk when this is answered."""
+async def make(
+    body: CacheBody, request: Request, response: Response, host: Hosted, tenant: Owner, wait: bool = False
+) -> CacheObject:
+    """Keep some parts; their rows and the patches of their order are made after the answer or, with `wait`, before."""
     if body.model not in (None, host.settings.name):
         raise missing("model", body.model or "")
     media = sum(not isinstance(part, TextContent) for part in body.content)
     if media == 0:
         raise ServeError(400, "a cache needs a part with media: text alone is not kept", None, "content")
     refuse_large(host.settings, media, text_length(body.content))
-    try:
-        async with asyncio.timeout(host.settings.deadline):
-            entry = await host.cache_maker.make(tenant, body.content, body.name, body.ttl)
-    except TimeoutError as error:
-        raise DeadlineError("the cache was not made by its deadline: give it fewer parts, or ask again") from error
-    return _body(host, entry) | {"content": cache_content(entry)}
+
+    opening = host.cache_maker.open(tenant, body.content, body.name, body.ttl)
+    entry = await within(request, host.settings.deadline, opening, "the cache's parts were not read by the deadline")
+    making = host.cache_maker.make_later(tenant, entry.id)
+
+    async def made() -> CacheEntry | EmblemaError:
+        return await asyncio.shield(making)
+
+    if wait:
+        late = f"the cache {entry.id} is not made yet: ask for it by this id"
+        found = await within(request, host.settings.deadline, made(), late)
+        if isinstance(found, EmblemaError):
+            # Who was told of an error holds nothing.
+            await host.pools.tables.run(tenant.owner, host.caches.release, tenant, entry.id)
+            raise found
+        entry = found
+    if entry.status == PROCESSED:
+        response.status_code = 200
+    return _whole(host, entry)
 
 
-def caches(host: Hosted, tenant: Owner) -> dict[str, Any]:
-    """List the tenant's caches, the newest first."""
-    found = [_body(host, entry) for entry in host.caches.entries(tenant)]
-    return {"object": "list", "data": found, "has_more": False}
+async def caches(host: Hosted, tenant: Owner, wanted: AskedPage) -> ListedPage[CacheObject]:
+    """List the tenant's caches, the newest first unless asked otherwise."""
+    known = await host.pools.tables.run(tenant.owner, host.caches.entries, tenant)
+    found = known[:: -1 if wanted.order == "asc" else 1]
+    return wanted.page(found, lambda entry: entry.id, lambda entry: _body(host, entry))
 
 
-def cache(id: str, host: Hosted, tenant: Owner) -> dict[str, Any]:
+async def cache(id: str, host: Hosted, tenant: Owner) -> CacheObject:
     """Return what is known of a cache."""
-    entry = host.caches.entry(tenant, id)
-    return _body(host, entry) | {"content": cache_content(entry)}
+    entry = await host.pools.tables.run(tenant.owner, host.caches.entry, tenant, id)
+    return _whole(host, entry)
 
 
-async def extend(id: str, body: CacheTime, host: Hosted, tenant: Owner) -> dict[str, Any]:
+async def extend(id: str, body: CacheTime, host: Hosted, tenant: Owner) -> CacheObject:
     """Let a cache end so many seconds from now."""
     entry = await host.cache_maker.extend(tenant, id, body.ttl)
-    return _body(host, entry) | {"content": cache_content(entry)}
+    return _whole(host, entry)
 
 
-def delete(id: str, host: Hosted, tenant: Owner) -> dict[str, Any]:
-    """Delete a cache; its files stay."""
-    host.caches.delete(tenant, id)
-    return {"id": id, "object": "cache", "deleted": True}
+async def delete(id: str, host: Hosted, tenant: Owner) -> DeletedCache:
+    """Let go of a cache once; it is deleted where nobody else made it. Its files stay."""
+    left = await host.pools.tables.run(tenant.owner, host.caches.release, tenant, id)
+    return {"id": id, "object": "cache", "deleted": True, "holders": left}
 
 
-def _body(host: Host, entry: CacheEntry) -> dict[str, Any]:
+def _body(host: Host, entry: CacheEntry) -> CacheObject:
     return {
         "id": entry.id,
         "object": "cache",
@@ -90,7 +100,14 @@ def _body(host: Host, entry: CacheEntry) -> dict[str, Any]:
         "expires_at": int(entry.expires),
         "tokens": entry.tokens,
         "bytes": entry.bytes,
+        "status": entry.status,
+        "status_details": entry.detail,
+        "holders": entry.holders,
     }
+
+
+def _whole(host: Host, entry: CacheEntry) -> CacheObject:
+    return {**_body(host, entry), "content": cache_content(entry)}
 
 
 def cache_content(entry: CacheEntry) -> list[dict[str, Any]]:

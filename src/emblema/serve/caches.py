@@ -8,14 +8,19 @@ from functools import reduce
 from operator import or_
 from pathlib import Path
 from sqlite3 import Connection, Row
-from typing import Literal
+from typing import Any, Literal
 
 from emblema.serve.database import OwnedTable, keyed_id
 from emblema.serve.faults import ServeError, missing
+from emblema.serve.file_entries import each
+from emblema.serve.files import FAILED, PROCESSED, UPLOADED
 from emblema.serve.keys import Tenant
 from emblema.store.warm_parts import WarmParts
 
-_COLUMNS = "name TEXT, parts TEXT NOT NULL, tokens INTEGER NOT NULL, pieces TEXT NOT NULL"
+_COLUMNS = (
+    "name TEXT, parts TEXT NOT NULL, tokens INTEGER NOT NULL, pieces TEXT NOT NULL, "
+    f"status TEXT NOT NULL DEFAULT '{PROCESSED}', detail TEXT, holders INTEGER NOT NULL DEFAULT 1"
+)
 _ID = "emblema 2026-11 cache identity 1"
 _SPARE = 1.25
 _CACHE = "cache"
@@ -34,6 +39,8 @@ class CacheEntry:
         created, expires: Unix times.
         tokens: rows of its chunks.
         pieces: bytes of its chunks and patches in the store, by id.
+        status: `uploaded`, `processed` once its pieces are on disk, or `error`, with why in `detail`.
+        holders: how often it was made and not deleted.
     """
 
     id: str
@@ -43,6 +50,9 @@ class CacheEntry:
     expires: float
     tokens: int
     pieces: Mapping[str, int]
+    status: str
+    detail: str | None
+    holders: int
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -84,59 +94,102 @@ class CacheStore:
         self._most, self._most_bytes, self._set_pins = most, most_bytes, set_pins
         self._table = OwnedTable(folder / "caches.sqlite", "cache", _COLUMNS, clock)
 
-    def put(
-        self, tenant: Tenant, parts: Sequence[CachePart], name: str | None, seconds: float, made: WarmParts
-    ) -> CacheEntry:
-        """Keep parts and what the store has of them; the same parts are one cache, until the later of both times.
+    def open(self, tenant: Tenant, parts: Sequence[CachePart], name: str | None, seconds: float) -> CacheEntry:
+        """Keep parts whose rows are made later; the same parts are one cache of more holders, until the latest time.
 
         Raises:
-            ServeError: the tenant has too many caches, or they would hold too much.
+            ServeError: the tenant has too many caches.
         """
-        return self._put(tenant, _id(_CACHE, tenant, parts), parts, name, seconds, made)
+        owner, id, now = tenant.owner, _id(_CACHE, tenant, parts), self._table.clock()
+        self._delete("owner = ? AND expires <= ?", owner, now)
+        with self._table.transaction() as connection:
+            self._together(connection, owner, id, {})
+            known = self._table.find(connection, owner, id)
+            row: dict[str, Any] = {"tokens": 0, "pieces": "{}", "expires": now, "created": now, "holders": 0}
+            row |= {} if known is None else {name: known[name] for name in row}
+            status = PROCESSED if known is not None and known["status"] == PROCESSED else UPLOADED
+            row |= {"expires": max(row["expires"], now + seconds), "holders": row["holders"] + 1, "status": status}
+            self._table.put(
+                connection, owner=owner, id=id, tenant=tenant.name, name=name, parts=json.dumps(parts), **row
+            )
+        return self.entry(tenant, id)
+
+    def fill(self, tenant: Tenant, id: str, made: WarmParts) -> CacheEntry:
+        """Hold what the store has of a cache, which is processed then.
+
+        Raises:
+            ServeError: the cache is gone, or the tenant's would hold too much.
+        """
+        owner = tenant.owner
+        with self._table.transaction() as connection:
+            pieces = json.dumps(self._together(connection, owner, id, made.pieces))
+            values = (made.tokens, pieces, PROCESSED, owner, id)
+            change = "UPDATE caches SET tokens = ?, pieces = ?, status = ?, detail = NULL WHERE owner = ? AND id = ?"
+            connection.execute(change, values)
+        return self._pin(tenant, id, made)
+
+    def fail(self, tenant: Tenant, id: str, detail: str) -> None:
+        """Note why a cache could not be made; one that was made before stays as it is."""
+        with self._table.transaction() as connection:
+            change = "UPDATE caches SET status = ?, detail = ? WHERE owner = ? AND id = ? AND status = ?"
+            connection.execute(change, (FAILED, detail[:1_000], tenant.owner, id, UPLOADED))
+
+    def unmade(self) -> list[tuple[str, str, str]]:
+        """Return owner, tenant's name and id of the caches that are not made yet."""
+        with self._table.reading() as connection:
+            found = connection.execute("SELECT owner, tenant, id FROM caches WHERE status = ?", (UPLOADED,))
+            return [tuple(row) for row in found.fetchall()]
 
     def keep_part(self, tenant: Tenant, seconds: float, made: WarmParts, fresh: bool) -> None:
         """Keep a part of a request for some time at least; one that will be here for so long stays as it is.
 
-        Chunks that are `fresh`, made for this request, are held by no pin of before. Errors are those of `put`.
+        Chunks that are `fresh`, made for this request, are held by no pin of before. Errors are those of `fill`.
         """
         id = _id("part", tenant, sorted(made.pieces))
-        with self._table.transaction() as connection:
+        with self._table.reading() as connection:
             known = self._table.find(connection, tenant.owner, id)
-        if fresh or known is None or known["expires"] < self._table.clock() + seconds:
-            # Longer than was asked for, so that not every request has to write.
-            self._put(tenant, id, (), None, _SPARE * seconds, made)
-
-    def _put(
-        self, tenant: Tenant, id: str, parts: Sequence[CachePart], name: str | None, seconds: float, made: WarmParts
-    ) -> CacheEntry:
-        self.expire()
+        if not fresh and known is not None and known["expires"] >= self._table.clock() + seconds:
+            return
         owner, now = tenant.owner, self._table.clock()
+        self._delete("owner = ? AND expires <= ?", owner, now)
         with self._table.transaction() as connection:
-            held = _pieces_of(connection, owner)
-            # Those of before stay pinned, whatever was made of the parts this time.
-            pieces = {**held.pop(id, {}), **made.pieces}
-            if len(held) >= self._most:
-                raise ServeError(413, f"there are {self._most} caches already: delete some, or wait until they expire")
-            total = sum(reduce(or_, held.values(), pieces).values())
-            if total > self._most_bytes:
-                raise ServeError(413, f"the caches would hold {total} bytes of {self._most_bytes}: delete some")
+            pieces = json.dumps(self._together(connection, owner, id, made.pieces))
             known = self._table.find(connection, owner, id)
             created, expires = (now, now) if known is None else (known["created"], known["expires"])
+            # Longer than was asked for, so that not every request has to write.
             self._table.put(
-                connection, owner=owner, id=id, tenant=tenant.name, created=created, name=name,
-                expires=max(expires, now + seconds), parts=json.dumps(parts), tokens=made.tokens,
-                pieces=json.dumps(pieces),
+                connection, owner=owner, id=id, tenant=tenant.name, created=created, name=None, parts="[]",
+                expires=max(expires, now + _SPARE * seconds), tokens=made.tokens, pieces=pieces,
             )  # fmt: skip
+        self._pin(tenant, id, made)
+
+    def _together(self, connection: Connection, owner: str, id: str, made: Mapping[str, int]) -> dict[str, int]:
+        """Return what a cache holds with what was made of it now: that of before stays pinned.
+
+        Raises:
+            ServeError: the owner has too many caches, or they would hold too much.
+        """
+        held = _pieces_of(connection, owner)
+        pieces = {**held.pop(id, {}), **made}
+        if len(held) >= self._most:
+            raise ServeError(413, f"there are {self._most} caches already: delete some, or wait until they expire")
+        total = sum(reduce(or_, held.values(), pieces).values())
+        if total > self._most_bytes:
+            raise ServeError(413, f"the caches would hold {total} bytes of {self._most_bytes}: delete some")
+        return pieces
+
+    def _pin(self, tenant: Tenant, id: str, made: WarmParts) -> CacheEntry:
+        """Pin what was made of a cache; `ServeError` where it is gone."""
         with self._table.transaction() as connection:
-            written = self._table.find(connection, owner, id)
+            written = self._table.find(connection, tenant.owner, id)
             if written is None:
                 raise missing("cache", id)
-            self._set_pins(owner, tenant.name, made.pieces, True)
+            self._set_pins(tenant.owner, tenant.name, made.pieces, True)
         return _entry(written)
 
     def held(self, owner: str) -> frozenset[str]:
         """Return the pieces that an owner's caches hold."""
-        with self._table.transaction() as connection:
+        with self._table.reading() as connection:
             return frozenset().union(*_pieces_of(connection, owner).values())
 
     def entries(self, tenant: Tenant) -> tuple[CacheEntry, ...]:
@@ -157,13 +210,33 @@ class CacheStore:
             connection.execute("UPDATE caches SET expires = ? WHERE owner = ? AND id = ?", where)
         return self.entry(tenant, id)
 
+    def release(self, tenant: Tenant, id: str) -> int:
+        """Let go of a cache once, and return how many hold it still; with none it is deleted.
+
+        Raises:
+            ServeError: the tenant has none of this id.
+        """
+        entry = self.entry(tenant, id)
+        with self._table.transaction() as connection:
+            where = (tenant.owner, entry.id)
+            connection.execute("UPDATE caches SET holders = holders - 1 WHERE owner = ? AND id = ?", where)
+        self._delete("owner = ? AND id = ? AND holders <= 0", *where)
+        return max(0, entry.holders - 1)
+
     def delete(self, tenant: Tenant, id: str) -> None:
-        """Delete a cache; `ServeError` where the tenant has none of this id."""
+        """Delete a cache, whoever holds it; `ServeError` where the tenant has none of this id."""
         self._delete("owner = ? AND id = ?", tenant.owner, self.entry(tenant, id).id)
 
     def expire(self) -> None:
-        """Delete the caches whose time is over."""
-        self._delete("expires <= ?", self._table.clock())
+        """Delete the caches whose time is over; one that cannot be deleted holds up no other."""
+        now = self._table.clock()
+        with self._table.reading() as connection:
+            ended = connection.execute("SELECT owner, id FROM caches WHERE expires <= ?", (now,)).fetchall()
+        each(
+            ended,
+            lambda row: self._delete("owner = ? AND id = ? AND expires <= ?", *row, now),
+            lambda row: f"{row['id']} has expired and is still there",
+        )
 
     def _delete(self, where: str, *values: object) -> None:
         with self._table.transaction() as connection:

@@ -1,18 +1,21 @@
-"""Routes of collections, for the server of any engine."""
+"""Routes of collections."""
 
-import asyncio
 from typing import Annotated, Any, Self
 
-from fastapi import APIRouter, Depends
-from pydantic import BaseModel, Field, model_validator
+from fastapi import Depends
+from pydantic import Field, model_validator
 
-from emblema.serve.collection_items import CollectionEntry, CollectionItem, Name
+from emblema.serve.client_body import ClientBody
+from emblema.serve.collections import CollectionItem, Name
 from emblema.serve.faults import ServeError
-from emblema.serve.host import Hosted, Owner
+from emblema.serve.host import Owner
 from emblema.serve.keys import Tenant
+from emblema.serve.listing import AskedPage
+from emblema.serve.reply_types import ListedPage
+from emblema.serve.service import Served
 
 
-class CollectionBody(BaseModel):
+class CollectionBody(ClientBody):
     """All items of a collection."""
 
     items: list[CollectionItem] = Field(min_length=1, max_length=10_000)
@@ -30,7 +33,7 @@ class NewCollection(CollectionBody):
     name: Name
 
 
-def administrator(tenant: Owner) -> Tenant:
+async def administrator(tenant: Owner) -> Tenant:
     """Return whose a request is; `ServeError` where it may not write collections."""
     if not tenant.administrator:
         raise ServeError(403, "collections are written with an administrator's key", "not_administrator")
@@ -40,55 +43,31 @@ def administrator(tenant: Owner) -> Tenant:
 Administrator = Annotated[Tenant, Depends(administrator)]
 
 
-def collection_routes() -> APIRouter:
-    """Return the routes of collections."""
-    router = APIRouter()
-    router.post("/v1/collections")(make)
-    router.get("/v1/collections")(collections)
-    router.get("/v1/collections/{name}")(collection)
-    router.put("/v1/collections/{name}")(replace)
-    router.delete("/v1/collections/{name}")(delete)
-    return router
-
-
-async def make(body: NewCollection, host: Hosted, tenant: Administrator) -> dict[str, Any]:
+async def make(body: NewCollection, service: Served, tenant: Administrator) -> dict[str, Any]:
     """Make a collection."""
-    known = await asyncio.to_thread(host.collections.entries)
-    if body.name in {entry.name for entry in known}:
+    if body.name in {known["id"] for known in await service.collections.told(tenant)}:
         raise ServeError(409, f"there is a collection {body.name!r} already: put a new version", "collection_exists")
-    return _body(await host.collections.write(tenant, body.name, body.items), True)
+    return await service.collections.write(tenant, body.name, body.items)
 
 
-def collections(host: Hosted, tenant: Owner) -> dict[str, Any]:
-    """List all collections, by name."""
-    return {"object": "list", "data": [_body(entry) for entry in host.collections.entries()], "has_more": False}
+async def collections(service: Served, tenant: Owner, wanted: AskedPage) -> ListedPage[dict[str, Any]]:
+    """List all collections by name, from the last on if asked."""
+    known = await service.collections.told(tenant)
+    return wanted.page(known[:: -1 if wanted.order == "desc" else 1], lambda told: str(told["id"]), lambda told: told)
 
 
-def collection(name: str, host: Hosted, tenant: Owner) -> dict[str, Any]:
+async def collection(name: str, service: Served, tenant: Owner) -> dict[str, Any]:
     """Return a collection as it is now, with its items."""
-    return _body(host.collections.entry(name), True)
+    return await service.collections.one(tenant, name)
 
 
-async def replace(name: str, body: CollectionBody, host: Hosted, tenant: Administrator) -> dict[str, Any]:
+async def replace(name: str, body: CollectionBody, service: Served, tenant: Administrator) -> dict[str, Any]:
     """Put a new version in place of the present one, all at once; replies under way keep theirs."""
-    await asyncio.to_thread(host.collections.entry, name)
-    return _body(await host.collections.write(tenant, name, body.items), True)
+    await service.collections.one(tenant, name)
+    return await service.collections.write(tenant, name, body.items)
 
 
-async def delete(name: str, host: Hosted, tenant: Administrator) -> dict[str, Any]:
+async def delete(name: str, service: Served, tenant: Administrator) -> dict[str, Any]:
     """Delete a collection, and what was made for it alone."""
-    await host.collections.delete(name)
+    await service.collections.delete(name)
     return {"id": name, "object": "collection", "deleted": True}
-
-
-def _body(entry: CollectionEntry, items: bool = False) -> dict[str, Any]:
-    body = {
-        "id": entry.name,
-        "object": "collection",
-        "version": entry.version,
-        "count": len(entry.items),
-        "tokens": entry.tokens,
-        "bytes": entry.bytes,
-    }
-    told = [{"name": item.name, "kind": item.kind, "tokens": item.tokens} for item in entry.items]
-    return body | ({"items": told} if items else {})

@@ -1,5 +1,6 @@
 """A small sqlite file of a server, which several processes may share."""
 
+import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from typing import Any
 from blake3 import blake3
 
 from emblema.errors import StoreError
-from emblema.serve.faults import missing
+from emblema.serve.faults import ServeError, missing
 from emblema.store.files import make_folder
 
 
@@ -34,9 +35,21 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run a transaction: all of it is done or, after an exception, nothing; `StoreError` where the file fails."""
+        """Run a transaction that writes: all of it is done or, after an exception, nothing.
+
+        Raises:
+            StoreError: the file fails.
+            ServeError: another process holds it for longer than is waited for.
+        """
         with self._lock, self._failing(), closing(self._connect()) as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Run a transaction that only reads: it sees one state, and waits for no writer; errors as `transaction`."""
+        with self._failing(), closing(self._connect()) as connection:
+            connection.execute("BEGIN DEFERRED")
             yield connection
 
     @contextmanager
@@ -44,6 +57,9 @@ class Database:
         try:
             yield
         except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+                held = f"{self.path.name} is held by another process: try again"
+                raise ServeError(503, held, "store_busy") from error
             raise StoreError(f"{self.path} fails: {error}") from error
 
     def _connect(self) -> sqlite3.Connection:
@@ -72,6 +88,12 @@ class OwnedTable(Database):
             f"CREATE TABLE IF NOT EXISTS {kind}s (owner TEXT NOT NULL, id TEXT NOT NULL, tenant TEXT NOT NULL, "
             f"created REAL NOT NULL, expires REAL, {columns}, PRIMARY KEY (owner, id))",
         )
+        with self.transaction() as connection:
+            # An older version made the table.
+            known = {row["name"] for row in connection.execute(f"PRAGMA table_info({kind}s)")}
+            for column in re.split(r",\s*", columns.strip()):
+                if column.split()[0] not in known:
+                    connection.execute(f"ALTER TABLE {kind}s ADD COLUMN {column}")
 
     def find(self, connection: sqlite3.Connection, owner: str, id: str) -> sqlite3.Row | None:
         """Return a row, within a transaction; None where there is none, or its time is over."""
@@ -82,7 +104,7 @@ class OwnedTable(Database):
 
     def row(self, owner: str, id: str) -> sqlite3.Row:
         """Return a row; `ServeError` where the owner has none of this id."""
-        with self.transaction() as connection:
+        with self.reading() as connection:
             found = self.find(connection, owner, id)
         if found is None:
             raise missing(self._kind, id)
@@ -90,7 +112,7 @@ class OwnedTable(Database):
 
     def rows(self, owner: str) -> list[sqlite3.Row]:
         """Return an owner's rows, the newest first."""
-        with self.transaction() as connection:
+        with self.reading() as connection:
             return connection.execute(f"{self._select} ORDER BY created DESC, id", (owner, self.clock())).fetchall()
 
     def put(self, connection: sqlite3.Connection, **values: Any) -> None:

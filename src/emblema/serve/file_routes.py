@@ -1,27 +1,17 @@
 """Routes of files, for the server of any engine."""
 
-import asyncio
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Form, Response, UploadFile
+from fastapi import Form, Response, UploadFile
 
 from emblema.serve.faults import ServeError
 from emblema.serve.files import FAILED, PROCESSED, FileEntry
-from emblema.serve.host import Hosted, Owner
+from emblema.serve.host import Held, Hosted, Owner
+from emblema.serve.listing import AskedPage
+from emblema.serve.reply_types import DeletedFile, FileObject, ListedPage
 
 SHORTEST, LONGEST = 3_600, 2_592_000
 """Seconds that a file may be kept for."""
-
-
-def file_routes() -> APIRouter:
-    """Return the routes of files."""
-    router = APIRouter()
-    router.post("/v1/files")(upload)
-    router.get("/v1/files")(files)
-    router.get("/v1/files/{id}")(file)
-    router.get("/v1/files/{id}/content")(content)
-    router.delete("/v1/files/{id}")(delete)
-    return router
 
 
 async def upload(
@@ -31,7 +21,7 @@ async def upload(
     purpose: Annotated[Literal["user_data", "vision", "assistants"], Form()] = "user_data",
     anchor: Annotated[Literal["created_at"] | None, Form(alias="expires_after[anchor]")] = None,
     seconds: Annotated[int | None, Form(alias="expires_after[seconds]", ge=SHORTEST, le=LONGEST)] = None,
-) -> dict[str, Any]:
+) -> FileObject:
     """Keep a file; it is on disk when this is answered, and prefilled after it."""
     if (anchor is None) != (seconds is None):
         raise ServeError(400, "expires_after needs both its anchor and its seconds", None, "expires_after")
@@ -41,44 +31,40 @@ async def upload(
     if not data:
         raise ServeError(400, "the file is empty", None, "file")
     name = (file.filename or "file")[:200]
-    entry = await asyncio.to_thread(host.files.add, tenant, data, name, purpose, seconds)
+    entry = await host.pools.tables.run(tenant.owner, host.files.add, tenant, data, name, purpose, seconds)
     host.read_later(tenant, entry.id)
     return _file_body(entry)
 
 
-def files(
-    host: Hosted, tenant: Owner, after: str | None = None, limit: int = 10_000, purpose: str | None = None
-) -> dict[str, Any]:
-    """List the tenant's files, the newest first."""
-    found = [entry for entry in host.files.entries(tenant) if purpose in (None, entry.purpose)]
-    if after is not None:
-        ids = [entry.id for entry in found]
-        found = found[ids.index(after) + 1 :] if after in ids else []
-    limit = min(max(1, limit), 10_000)
-    shown = [_file_body(entry) for entry in found[:limit]]
-    first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
-    return {"object": "list", "data": shown, "has_more": len(found) > limit, "first_id": first, "last_id": last}
+async def files(host: Hosted, tenant: Owner, wanted: AskedPage, purpose: str | None = None) -> ListedPage[FileObject]:
+    """List the tenant's files, the newest first unless asked otherwise."""
+    known = await host.pools.tables.run(tenant.owner, host.files.entries, tenant)
+    found = [entry for entry in known if purpose in (None, entry.purpose)]
+    return wanted.page(found[:: -1 if wanted.order == "asc" else 1], lambda entry: entry.id, _file_body)
 
 
-def file(id: str, host: Hosted, tenant: Owner) -> dict[str, Any]:
+async def file(id: str, host: Hosted, tenant: Owner) -> FileObject:
     """Return what is known of a file."""
-    return _file_body(host.files.entry(tenant, id))
+    return _file_body(await host.pools.tables.run(tenant.owner, host.files.entry, tenant, id))
 
 
-def content(id: str, host: Hosted, tenant: Owner) -> Response:
+async def content(id: str, host: Hosted, tenant: Owner, holding: Held) -> Response:
     """Return a file's bytes."""
-    data = host.files.read(tenant, id)
+    run = host.pools.tables.run
+    # Counted before it is there, and until the client has it.
+    holding.take_body((await run(tenant.owner, host.files.entry, tenant, id)).bytes)
+    data = await run(tenant.owner, host.files.read, tenant, id)
     headers = {"Content-Disposition": "attachment", "X-Content-Type-Options": "nosniff"}
     return Response(data, media_type="application/octet-stream", headers=headers)
 
 
-async def delete(id: str, host: Hosted, tenant: Owner) -> dict[str, Any]:
+async def delete(id: str, host: Hosted, tenant: Owner) -> DeletedFile:
     """Delete a file, and what was made of it."""
     await host.delete_file(tenant, id)
     return {"id": id, "object": "file", "deleted": True}
 
 
-def _file_body(entry: FileEntry) -> dict[str, Any]:
+def _file_body(entry: FileEntry) -> FileObject:
     return {
         "id": entry.id,
         "object": "file",

@@ -1,12 +1,24 @@
-"""Uploaded files: kept for a tenant under an id that follows from their bytes, and prefilled behind the upload."""
+"""Uploaded files: their bytes as files of a folder, what is known of them in a small sqlite file.
 
+A file is kept for a tenant under an id that follows from its bytes, and prefilled behind the upload.
+"""
+
+import json
+import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from sqlite3 import Row
 
-from emblema.serve.database import keyed_id
+from emblema.errors import StoreError
+from emblema.serve.database import OwnedTable, keyed_id
 from emblema.serve.faults import ServeError
+from emblema.serve.file_entries import chunks_of, each, readable
 from emblema.serve.keys import Tenant
+from emblema.store.files import delete_durably, make_folder, written
+
+_LOG = logging.getLogger("emblema.serve")
 
 _ID = "emblema 2026-11 file identity 1"
 UPLOADED, PROCESSED, FAILED = "uploaded", "processed", "error"
@@ -39,59 +51,21 @@ class FileEntry:
     chunks: tuple[str, ...]
 
 
-class FileStore(Protocol):
-    """The files of all tenants, of one server or of several.
-
-    A file's chunks are deleted first, then it is, so that a deletion that fails can be made again.
-    """
-
-    def add(
-        self, tenant: Tenant, data: bytes, name: str, purpose: str, seconds: float | None, *, renew: bool = True
-    ) -> FileEntry:
-        """Keep a file; the same bytes again are the same file, with the new name and time if it is to `renew`.
-
-        Raises:
-            ServeError: the tenant's quota is used up.
-            StoreError: it cannot be kept.
-        """
-
-    def entries(self, tenant: Tenant) -> tuple[FileEntry, ...]:
-        """Return a tenant's files, the newest first."""
-
-    def entry(self, tenant: Tenant, id: str) -> FileEntry:
-        """Return what is known of a file; `ServeError` where the tenant has none of this id."""
-
-    def read(self, tenant: Tenant, id: str) -> bytes:
-        """Return a file's bytes; `ServeError` where the tenant has none of this id, or its bytes are lost."""
-
-    def begin(self, tenant: Tenant, id: str, chunks: Sequence[str]) -> None:
-        """Note which chunks are about to be made of a file: `forget_begun` finds them where nobody notes their end."""
-
-    def note(
-        self, tenant: Tenant, id: str, status: str, detail: str | None, kind: str | None, chunks: Sequence[str]
-    ) -> bool:
-        """Note how a file was read; return False where it was deleted meanwhile, and its chunks are to be forgotten."""
-
-    def end(self, owner: str, id: str) -> None:
-        """Note that the chunks that were begun of a deleted file are forgotten."""
-
-    def delete(self, tenant: Tenant, entry: FileEntry) -> bool:
-        """Delete a file, after its chunks; return False, and keep it, where others were made of it meanwhile."""
-
-    def keep_until(self, tenant: Tenant, ids: Iterable[str], moment: float) -> None:
-        """Let files not expire before a Unix time."""
-
-    def unprocessed(self) -> list[tuple[str, str, str]]:
-        """Return owner, tenant's name and id of the files that are not prefilled yet."""
-
-    def expire(self) -> None:
-        """Delete the files whose time is over; one that cannot be deleted is tried again the next time."""
-
-    def forget_begun(self) -> None:
-        """Delete the chunks of files that were deleted while a server that has ended made them."""
-
-    def close(self) -> None:
-        """Let go of connections."""
+_COLUMNS = """
+    name TEXT NOT NULL, purpose TEXT NOT NULL, bytes INTEGER NOT NULL, status TEXT NOT NULL, detail TEXT, kind TEXT,
+    chunks TEXT NOT NULL
+"""
+_BEGUN = """
+CREATE TABLE IF NOT EXISTS begun (
+    owner TEXT NOT NULL, id TEXT NOT NULL, tenant TEXT NOT NULL, chunks TEXT NOT NULL, PRIMARY KEY (owner, id)
+)
+"""
+_END = "DELETE FROM begun WHERE owner = ? AND id = ?"
+_ARRIVING_SECONDS = 3_600
+"""Seconds after which bytes without a name are not being written any more."""
+_READS = 4
+"""How often the bytes of a file are looked for that is known: it may be deleted and sent again at any time."""
+_NEW = {"status": UPLOADED, "detail": None, "kind": None, "chunks": "[]"}
 
 
 def file_id(owner: str, data: bytes) -> str:
@@ -106,3 +80,184 @@ def over_quota(total: int, quota: int) -> ServeError:
 
 def forget_nothing(owner: str, tenant: str, chunks: Sequence[str]) -> None:
     """Delete no chunks: a `Forget` for files of which nothing is made."""
+
+
+class FileStore:
+    """The files of all tenants, in a folder that several processes may share.
+
+    A file is on disk before its upload is answered.
+
+    Bytes get their name in the transaction that writes their entry; what a crash left without one is deleted at
+    opening. A file's chunks are deleted first, then its bytes, then its entry, so that it can be deleted again. Once
+    a deletion is answered, no power cut brings the file back.
+
+    Args:
+        folder: of the server.
+        quota: bytes of a tenant's files together, where its key says nothing else.
+        clock: returns Unix time in seconds.
+        forget: deletes chunks, given their owner and the tenant's name too.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        quota: int,
+        clock: Callable[[], float] = time.time,
+        forget: Forget = forget_nothing,
+    ) -> None:
+        self._folder, self._quota, self._forget = folder / "files", quota, forget
+        self._table = OwnedTable(folder / "files.sqlite", "file", _COLUMNS, clock)
+        self._recover()
+
+    def add(
+        self, tenant: Tenant, data: bytes, name: str, purpose: str, seconds: float | None, *, renew: bool = True
+    ) -> FileEntry:
+        """Keep a file; the same bytes again are the same file, with the new name and time if it is to `renew`.
+
+        Raises:
+            ServeError: the tenant's quota is used up.
+        """
+        self.expire(tenant.owner)
+        id, quota, now = file_id(tenant.owner, data), tenant.quota or self._quota, self._table.clock()
+        values = {
+            "owner": tenant.owner, "id": id, "tenant": tenant.name, "name": name, "purpose": purpose,
+            "bytes": len(data), "created": now, "expires": None if seconds is None else now + seconds,
+        }  # fmt: skip
+        path = self._path(tenant.owner, id)
+        try:
+            make_folder(path.parent, mode=0o700)
+            with written(path, [data]) as name_it, self._table.transaction() as connection:
+                query = "SELECT COALESCE(SUM(bytes), 0) FROM files WHERE owner = ? AND id != ?"
+                total = connection.execute(query, (tenant.owner, id)).fetchone()[0] + len(data)
+                if total > quota:
+                    raise over_quota(total, quota)
+                known = self._table.find(connection, tenant.owner, id)
+                if renew or known is None:
+                    state = _NEW if known is None else {column: known[column] for column in _NEW}
+                    self._table.put(connection, **values, **state)
+                name_it()
+        except OSError as error:
+            raise StoreError(f"the file cannot be kept: {error}") from error
+        return self.entry(tenant, id)
+
+    def entries(self, tenant: Tenant) -> tuple[FileEntry, ...]:
+        """Return a tenant's files, the newest first; one that cannot be read is left out and told of."""
+        self.expire(tenant.owner)
+        return tuple(readable(self._table.rows(tenant.owner), _entry, lambda row: row["id"]))
+
+    def entry(self, tenant: Tenant, id: str) -> FileEntry:
+        """Return what is known of a file; `ServeError` where the tenant has none of this id."""
+        return _entry(self._table.row(tenant.owner, id))
+
+    def path(self, tenant: Tenant, id: str) -> Path:
+        """Return where a file is; `ServeError` where the tenant has none of this id."""
+        return self._path(tenant.owner, self.entry(tenant, id).id)
+
+    def read(self, tenant: Tenant, id: str) -> bytes:
+        """Return a file's bytes; `ServeError` where the tenant has none of this id, or its bytes are lost."""
+        reason: str | None = None
+        for _ in range(_READS):
+            try:
+                return self.path(tenant, id).read_bytes()
+            except OSError as error:
+                # A file that was deleted since it was found is not there, rather than lost; it may come again, too.
+                reason = error.strerror
+        self.entry(tenant, id)
+        raise ServeError(410, f"the bytes of {id!r} are lost ({reason}): upload it again")
+
+    def begin(self, tenant: Tenant, id: str, chunks: Sequence[str]) -> None:
+        """Note which chunks are about to be made of a file: `forget_begun` finds them where nobody notes their end."""
+        with self._table.transaction() as connection:
+            values = tenant.owner, id, tenant.name, json.dumps(chunks)
+            connection.execute("INSERT OR REPLACE INTO begun VALUES (?, ?, ?, ?)", values)
+
+    def note(
+        self, tenant: Tenant, id: str, status: str, detail: str | None, kind: str | None, chunks: Sequence[str]
+    ) -> bool:
+        """Note how a file was read; return False where it was deleted meanwhile, and its chunks are to be forgotten."""
+        with self._table.transaction() as connection:
+            noted = connection.execute(
+                "UPDATE files SET status = ?, detail = ?, kind = ?, chunks = ? WHERE owner = ? AND id = ?",
+                (status, detail, kind, json.dumps(chunks), tenant.owner, id),
+            ).rowcount
+            if noted:
+                connection.execute(_END, (tenant.owner, id))
+        return noted > 0
+
+    def end(self, owner: str, id: str) -> None:
+        """Note that the chunks that were begun of a deleted file are forgotten."""
+        with self._table.transaction() as connection:
+            connection.execute(_END, (owner, id))
+
+    def delete(self, tenant: Tenant, entry: FileEntry) -> bool:
+        """Delete a file, after its chunks; return False, and keep it, where others were made of it meanwhile."""
+        return self._delete("owner = ? AND id = ? AND chunks = ?", tenant.owner, entry.id, json.dumps(entry.chunks))
+
+    def keep_until(self, tenant: Tenant, ids: Iterable[str], moment: float) -> None:
+        """Let files not expire before a Unix time."""
+        with self._table.transaction() as connection:
+            rows = [(moment, tenant.owner, id, moment) for id in ids]
+            connection.executemany("UPDATE files SET expires = ? WHERE owner = ? AND id = ? AND expires < ?", rows)
+
+    def unprocessed(self) -> list[tuple[str, str, str]]:
+        """Return owner, tenant's name and id of the files that are not prefilled yet."""
+        with self._table.reading() as connection:
+            rows = connection.execute("SELECT owner, tenant, id FROM files WHERE status = ?", (UPLOADED,))
+            return [tuple(row) for row in rows]
+
+    def expire(self, owner: str | None = None) -> None:
+        now = self._table.clock()
+        with self._table.reading() as connection:
+            query = "SELECT owner, tenant, id, chunks FROM files WHERE expires <= ? AND owner = ifnull(?, owner)"
+            ended = connection.execute(query, (now, owner)).fetchall()
+
+        def end(row: Row) -> None:
+            owner, tenant, id, chunks = row
+            self._forget(owner, tenant, chunks_of(id, chunks))
+            # Its time may have been renewed meanwhile.
+            self._delete("owner = ? AND id = ? AND expires <= ?", owner, id, now)
+
+        each(ended, end, lambda row: f"{row['id']} has expired and is still there")
+
+    def forget_begun(self) -> None:
+        """Delete the chunks of files that were deleted while a server that has ended made them."""
+        with self._table.reading() as connection:
+            query = "SELECT * FROM begun WHERE (owner, id) NOT IN (SELECT owner, id FROM files)"
+            left = connection.execute(query).fetchall()
+
+        def forget(row: Row) -> None:
+            self._forget(row["owner"], row["tenant"], chunks_of(row["id"], row["chunks"]))
+            self.end(row["owner"], row["id"])
+
+        each(left, forget, lambda row: f"what was begun of {row['id']} is still there")
+
+    def _delete(self, where: str, *values: object) -> bool:
+        with self._table.transaction() as connection:
+            deleted = connection.execute(f"DELETE FROM files WHERE {where} RETURNING owner, id", values).fetchall()
+            try:
+                for owner, id in deleted:
+                    delete_durably(self._path(owner, id))
+            except OSError as error:
+                raise StoreError(f"the file cannot be deleted: {error}") from error
+        return bool(deleted)
+
+    def _recover(self) -> None:
+        """Delete bytes that a server left without an entry when it ended. Others may be adding files right now."""
+        with self._table.transaction() as connection:
+            connection.execute(_BEGUN)
+            known = {(row[0], row[1]) for row in connection.execute("SELECT owner, id FROM files")}
+            for path in self._folder.glob("*/*"):
+                try:
+                    arriving = path.name.startswith(".") and time.time() - path.stat().st_mtime < _ARRIVING_SECONDS
+                    if (path.parent.name, path.name) not in known and not arriving:
+                        delete_durably(path)
+                except OSError as error:
+                    _LOG.warning("%s was left by a server that ended, and cannot be deleted: %s", path, error)
+
+    def _path(self, owner: str, id: str) -> Path:
+        return self._folder / owner / id
+
+
+def _entry(row: Row) -> FileEntry:
+    values = {name: row[name] for name in FileEntry.__slots__}
+    return FileEntry(**values | {"chunks": chunks_of(row["id"], row["chunks"])})

@@ -1,7 +1,5 @@
 """What the routes of every engine's server share: its settings, its tenants, their files."""
 
-import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated
@@ -9,20 +7,18 @@ from typing import Annotated
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry, Counter
 
-from emblema.errors import EmblemaError
+from emblema.serve.access import Access
 from emblema.serve.cache_making import CacheMaker
 from emblema.serve.caches import CacheStore
-from emblema.serve.collection_items import Collections
-from emblema.serve.faults import ServeError
-from emblema.serve.file_bytes import S3FileBytes
-from emblema.serve.files import FileStore, Forget
-from emblema.serve.folder_files import FolderFileStore
-from emblema.serve.keys import LOCAL, KeyRing, Tenant, store_salts
-from emblema.serve.redis_files import RedisFileStore
+from emblema.serve.files import FileStore
+from emblema.serve.held_bytes import HeldBytes, Holding
+from emblema.serve.keys import KeyRing, Tenant, store_salts
+from emblema.serve.media_reading import MediaReader
 from emblema.serve.settings import ServeSettings
+from emblema.serve.upkeep import Upkeep
+from emblema.serve.work_pools import NOBODY, WorkPools
 from emblema.store.store import Store, TenantStore
 
-_LOG = logging.getLogger("emblema.serve")
 _SWEEP_SECONDS = 60.0
 """Seconds between two looks for what has expired."""
 
@@ -35,53 +31,68 @@ class Host(ABC):
         keys: of its tenants.
         store: of their pieces.
         requests: counts requests by path and status.
-        open: whether no key is needed as long as there is none.
+        open, again: see `Access`.
 
     Attributes:
+        pools: threads for all that is not the model's.
+        held: what requests hold of memory.
+        upkeep: what is done again and again.
+        reader: fetches and decodes media.
         files, caches: of all tenants.
         cache_maker: makes and extends caches.
-        collections: what every tenant's model may look up.
     """
 
     cache_maker: CacheMaker
-    collections: Collections
 
-    def __init__(self, settings: ServeSettings, keys: KeyRing, store: Store, requests: Counter, open: bool) -> None:
-        self.settings, self.keys, self.requests, self._store, self._open = settings, keys, requests, store, open
-        self.files = open_files(settings, self._forget)
+    def __init__(
+        self,
+        settings: ServeSettings,
+        keys: KeyRing,
+        store: Store,
+        requests: Counter,
+        open: bool,
+        again: bool = False,
+    ) -> None:
+        self.settings, self.keys, self.requests, self._store = settings, keys, requests, store
+        self.pools, self.held, self.upkeep = WorkPools(), HeldBytes(settings.byte_bounds), Upkeep()
+        self.access = Access(keys, open, self.pools.keys, again)
+        self.reader = MediaReader(settings.media_limits, self.pools, self.held)
+        self.files = FileStore(settings.folder, settings.quota_bytes, forget=self._forget)
         self.caches = CacheStore(settings.folder, settings.caches, settings.cache_bytes, self._set_pins)
 
     @abstractmethod
     def read_later(self, tenant: Tenant, id: str) -> None:
         """Have an upload read behind its answer, as far as the engine does."""
 
-    def tenant_of(self, authorization: str | None) -> Tenant:
+    async def tenant_of(self, authorization: str | None) -> Tenant:
         """Return whose a request is, by its header; `ServeError` where a key is needed and there is none that fits."""
-        kind, _, key = (authorization or "").partition(" ")
-        if self._open and len(self.keys) == 0:
-            return LOCAL
-        tenant = self.keys.tenant(key.strip()) if kind.lower() == "bearer" else None
-        if tenant is None:
-            raise ServeError(401, "give a key of this server: `Authorization: Bearer emb-…`", "invalid_api_key")
-        return tenant
+        return await self.access.tenant_of(authorization)
 
     async def delete_file(self, tenant: Tenant, id: str) -> None:
         """Delete a file and what was made of it; `ServeError` where there is none."""
-        deleted = False
+        run, deleted = self.pools.tables.run, False
         while not deleted:
-            entry = await asyncio.to_thread(self.files.entry, tenant, id)
-            await asyncio.to_thread(self.delete_chunks, tenant.owner, tenant.name, entry.chunks)
-            deleted = await asyncio.to_thread(self.files.delete, tenant, entry)
+            entry = await run(tenant.owner, self.files.entry, tenant, id)
+            await run(tenant.owner, self.delete_chunks, tenant.owner, tenant.name, entry.chunks)
+            deleted = await run(tenant.owner, self.files.delete, tenant, entry)
 
     async def sweep(self) -> None:
-        """Delete what has expired, once a minute, until the server ends."""
-        while True:
-            try:
-                await asyncio.to_thread(self.caches.expire)
-                await asyncio.to_thread(self.files.expire)
-            except EmblemaError as error:
-                _LOG.warning("what has expired could not be deleted, it is tried again: %s", error)
-            await asyncio.sleep(_SWEEP_SECONDS)
+        """Go on with the caches that are not made yet, and delete what has expired, once a minute, until the end."""
+        for owner, name, id in await self.pools.upkeep.run(NOBODY, self.caches.unmade):
+            for tenant in self.keys.tenants_named(name, owner):
+                self.cache_maker.make_later(tenant, id)
+
+        async def expire() -> None:
+            failures = []
+            for work in (self.caches.expire, self.files.expire):
+                try:
+                    await self.pools.upkeep.run(NOBODY, work)
+                except Exception as error:
+                    failures.append(error)
+            if failures:
+                raise failures[0]
+
+        await self.upkeep.repeat("sweep", expire, _SWEEP_SECONDS)
 
     def delete_chunks(self, owner: str, name: str, chunks: Iterable[str]) -> None:
         """Delete chunks of an owner, by the tenant's name too."""
@@ -103,50 +114,35 @@ class Host(ABC):
         return map(self._store.tenant, salts)
 
 
-def open_files(settings: ServeSettings, forget: Forget) -> FileStore:
-    """Return the files of all tenants, in the server's folder or where several servers share them.
-
-    Raises:
-        EmblemaError: they cannot be opened.
-    """
-    if settings.files_redis is None:
-        if settings.files_bucket is not None:
-            raise EmblemaError("files_bucket holds bytes alone: give files_redis too, for what is known of files")
-        return FolderFileStore(settings.folder, settings.quota_bytes, forget=forget)
-    held = None if settings.files_bucket is None else S3FileBytes(settings.files_bucket)
-    return RedisFileStore(settings.files_redis, settings.quota_bytes, forget, held)
-
-
 def host_of(request: Request) -> Host:
     """Return the server that an application was made for; `ServeError` while its model is not loaded."""
     host: Host = request.app.state.host()
     return host
 
 
-def tenant_of(request: Request) -> Tenant:
-    """Return whose a request is."""
-    return host_of(request).tenant_of(key_of(request.headers))
+async def tenant_of(request: Request) -> Tenant:
+    """Return whose a request is; the guard knows it already."""
+    known: Tenant | None = getattr(request.state, "tenant", None)
+    return known or await host_of(request).tenant_of(key_of(request.headers))
+
+
+def holding_of(request: Request) -> Holding:
+    """Return what a request holds, as long as it is answered."""
+    holding: Holding = request.state.holding
+    return holding
 
 
 Hosted = Annotated[Host, Depends(host_of)]
 Owner = Annotated[Tenant, Depends(tenant_of)]
+Held = Annotated[Holding, Depends(holding_of)]
 
 
 def key_of(headers: Mapping[str, str]) -> str | None:
-    """Return the header with a request's key, as OpenAI's or Anthropic's clients send it; names in lower case."""
-    named = headers.get("x-api-key")
+    """Return the header with a request's key, as clients of OpenAI, Anthropic or Azure send it; names in lower case."""
+    named = headers.get("x-api-key") or headers.get("api-key")
     return headers.get("authorization") or (None if named is None else f"Bearer {named}")
 
 
 def request_counter(registry: CollectorRegistry) -> Counter:
     """Return a new counter of requests."""
     return Counter("emblema_requests", "Requests answered.", ["path", "status"], registry=registry)
-
-
-def check_open(keys: KeyRing, settings: ServeSettings) -> None:
-    """Raise `EmblemaError` where others reach the server and there is no key."""
-    if not settings.loopback and len(keys) == 0:
-        raise EmblemaError(
-            f"{settings.host} is reached by others and there is no key: make one with `emblema keys add NAME`, or "
-            "serve on 127.0.0.1"
-        )

@@ -19,7 +19,11 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS keys (
     id TEXT PRIMARY KEY, digest BLOB NOT NULL, tenant TEXT NOT NULL, administrator INTEGER NOT NULL,
     quota INTEGER, created REAL NOT NULL
-)
+);
+CREATE TABLE IF NOT EXISTS first_key (created REAL NOT NULL)
+"""
+_REMEMBER = """
+INSERT INTO first_key SELECT min(created) FROM keys WHERE NOT EXISTS (SELECT 1 FROM first_key) HAVING count(*) > 0
 """
 _SALT = "emblema 2026-11 tenant salt 1"
 _FINGERPRINT = "emblema 2026-11 server secret fingerprint 1"
@@ -66,10 +70,17 @@ class KeyEntry:
 
 
 class KeyRing:
-    """The keys in a server's folder, as digests; a tenant's salt follows from its name and the folder's secret."""
+    """The keys in a server's folder, as digests; a tenant's salt follows from its name and the folder's secret.
+
+    A folder remembers that a key was made in it: taking back the last one opens no server.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._database = Database(folder / "keys.sqlite", _TABLES)
+        if len(self) and not self.asked_for:
+            # An older version made them.
+            with self._database.transaction() as connection:
+                connection.execute(_REMEMBER)
         self._secret = _secret_of(folder / "serve-secret")
 
     def add(self, tenant: str, administrator: bool = False, quota: int | None = None) -> str:
@@ -82,11 +93,12 @@ class KeyRing:
         with self._database.transaction() as connection:
             row = (id, _digest(rest), tenant, administrator, quota, time.time())
             connection.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?)", row)
+            connection.execute(_REMEMBER)
         return f"{_PREFIX}-{id}-{rest}"
 
     def list(self) -> tuple[KeyEntry, ...]:
         """Return all keys, the oldest first."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute("SELECT id, tenant, administrator, quota, created FROM keys ORDER BY created")
             return tuple(KeyEntry(id, tenant, bool(role), quota, created) for id, tenant, role, quota, created in rows)
 
@@ -96,14 +108,20 @@ class KeyRing:
             return connection.execute("DELETE FROM keys WHERE id = ?", (id,)).rowcount > 0
 
     def __len__(self) -> int:
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             return int(connection.execute("SELECT COUNT(*) FROM keys").fetchone()[0])
+
+    @property
+    def asked_for(self) -> bool:
+        """Whether requests need a key: once there was one. Deleting `keys.sqlite` forgets it, with all keys."""
+        with self._database.reading() as connection:
+            return connection.execute("SELECT 1 FROM first_key").fetchone() is not None
 
     def tenant(self, key: str) -> Tenant | None:
         """Return whose a key is; None for a key that is not known. Digests are compared in constant time."""
         prefix, _, rest = key.partition("-")
         id, _, rest = rest.partition("-")
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             row = connection.execute("SELECT * FROM keys WHERE id = ?", (id,)).fetchone()
         same = hmac.compare_digest(_digest(rest), _DUMMY if row is None else row["digest"])
         if row is None or not same or prefix != _PREFIX:
@@ -116,8 +134,8 @@ class KeyRing:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the secret: rings of one secret know tenants alike. Empty where there are no keys."""
-        return blake3(self._secret, derive_key_context=_FINGERPRINT).hexdigest() if len(self) else ""
+        """A digest of the secret: rings of one secret know tenants alike. Empty where there was never a key."""
+        return blake3(self._secret, derive_key_context=_FINGERPRINT).hexdigest() if self.asked_for else ""
 
     def tenants_named(self, name: str, owner: str) -> Iterator[Tenant]:
         """Yield the tenant of a name, if the owner is its; none where the folder's secret is another than it was."""

@@ -1,66 +1,93 @@
 """A chat request as clients write it, and what the engine is asked for it."""
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from emblema.engine.generation import GenerateRequest
 from emblema.engine.retrieval import Retrieval
 from emblema.kv.chunk import Chunk, Clip
 from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import bounded
+from emblema.serve.client_body import ClientBody
 from emblema.serve.faults import ServeError
 from emblema.serve.parts import (
     CacheContent,
     CacheOptions,
     CollectionChoice,
-    Content,
+    Contents,
     MediaContent,
     TextContent,
     text_length,
 )
+from emblema.serve.response_format import ResponseFormat
+from emblema.serve.sampling_fields import SamplingFields
+from emblema.serve.tools import TOOLS, ToolCall, ToolUse
+from emblema.session.chat_template import ChatTemplate
 from emblema.session.decoding import Sampling
+from emblema.session.grammar import Grammar, GrammarCompiler
+from emblema.session.prompt_reader import SlidPart
+from emblema.session.tool_calls import rules_of_calls, texts_in
 
-OTHER_ENGINE = "is not offered here: `emblema vllm-serve` serves a model with it"
-_UNSERVED: Mapping[str, Sequence[object]] = {
-    "tools": ([],), "functions": ([],), "audio": (), "modalities": ([], ["text"]), "n": (1,),
-    "response_format": ({"type": "text"},),
-}  # fmt: skip
-"""Fields that another engine serves, and values of them that ask for nothing."""
+MESSAGES = 2_048
+"""Messages of a conversation at most, as OpenAI has it."""
 LONGEST_REPLY = 1_024
 """Tokens of a reply whose request does not say."""
 
 
-class ChatMessage(BaseModel):
-    """One turn of a conversation."""
+class ChatMessage(ClientBody):
+    """One turn of a conversation. An assistant's may be empty."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Content]
+    passed = {
+        "name": None, "refusal": None, "annotations": None, "reasoning": None, "reasoning_content": None,
+    }  # fmt: skip
+    elsewhere = {"function_call": (), "audio": ()}
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Contents = ""
+    tool_calls: list[ToolCall] = Field([], max_length=TOOLS)
+    tool_call_id: str | None = Field(None, max_length=200)
+
+    @model_validator(mode="after")
+    def _others_say_something(self) -> Self:
+        if self.role != "assistant" and "content" not in self.model_fields_set:
+            raise PydanticCustomError("missing", "Field required", {"field": "content"})
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("tool_calls", "an assistant's message alone has tool_calls")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise PydanticCustomError("tool_call_id", "a tool's message has a tool_call_id, and no other has one")
+        return self
+
+    @property
+    def calls_length(self) -> int:
+        """Characters of its calls."""
+        return sum(len(call.function.name) + len(call.function.arguments) for call in self.tool_calls)
 
 
-class ChatStreamOptions(BaseModel):
-    """What a stream tells beside its text."""
+class ChatRequest(ClientBody, SamplingFields, CollectionChoice, ToolUse):
+    """The body of `POST /v1/chat/completions`."""
 
-    include_usage: bool = False
-
-
-class ChatRequest(CollectionChoice):
-    """The body of `POST /v1/chat/completions`. Fields that are not known are passed over."""
-
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
-
+    passed = {
+        "user": None, "metadata": None, "store": None, "service_tier": None, "safety_identifier": None,
+        "prompt_cache_retention": None, "function_call": ("none", "auto"), "verbosity": ("medium",),
+        "add_generation_prompt": (True,), "continue_final_message": (False,), "skip_special_tokens": (True,),
+        "echo": (False,),
+    }  # fmt: skip
+    elsewhere = {
+        "functions": ([],), "function_call": (), "audio": (),
+        "modalities": ([], ["text"]),
+        "repetition_penalty": (1,), "top_k": (0, -1),
+        "min_p": (0,), "min_tokens": (0,), "best_of": (1,), "ignore_eos": (False,), "stop_token_ids": ([],),
+        "bad_words": ([],), "reasoning_effort": (), "chat_template": (), "chat_template_kwargs": ({},),
+        "structured_outputs": (), "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (),
+    }  # fmt: skip
     model: str = Field(max_length=1_000)
-    messages: list[ChatMessage] = Field(min_length=1, max_length=10_000)
-    stream: bool = False
-    stream_options: ChatStreamOptions | None = None
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MESSAGES)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: str | list[str] | None = None
+    response_format: ResponseFormat | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     strategy: str | None = Field(None, max_length=100)
@@ -69,25 +96,42 @@ class ChatRequest(CollectionChoice):
     prompt_cache_key: str | None = None
     prompt_cache_options: CacheOptions | None = None
 
-    @field_validator("stop")
-    @classmethod
-    def _few_stops(cls, stop: str | list[str] | None) -> str | list[str] | None:
-        if isinstance(stop, list) and len(stop) > 4:
-            raise ValueError("give at most 4 stop strings")
-        return stop or None
+    def refuse_conflicts(self) -> None:
+        """Refuse fields that cannot be followed, alone or together.
 
-    def refuse_unserved(self) -> None:
-        """Raise `ServeError` for a field that would change the answer and is not served here."""
-        extra = self.model_extra or {}
-        for name, harmless in _UNSERVED.items():
-            if extra.get(name) not in (None, *harmless):
-                said = "n above 1" if name == "n" else name
-                raise ServeError(400, f"{said} {OTHER_ENGINE}", "unsupported_parameter", name)
+        Raises:
+            EmblemaError: there are some.
+        """
+        self.refuse_wrong()
         if self.collections and (self.logprobs or self.top_logprobs):
             raise ServeError(400, "logprobs are not told of a reply that may search collections", None, "logprobs")
-        for name in ("cache_salt", "salt"):
-            if extra.get(name) is not None:
-                raise ServeError(400, f"{name} is not a client's to choose: it follows from the key", None, name)
+        if self.collections and self.n > 1:
+            raise ServeError(400, "a reply that may search collections is made alone: n is 1", None, "n")
+        if self.collections and self.offered:
+            raise ServeError(400, "a reply that may search collections calls no tools", None, "tools")
+        if self.collections and self.held:
+            said = "a reply that may search collections cannot be held to a form"
+            raise ServeError(400, said, None, "response_format")
+
+    @property
+    def held(self) -> bool:
+        """Whether the reply is held to a grammar."""
+        return bool(self.forced) or (self.response_format is not None and self.response_format.type != "text")
+
+    def grammar(self, compiler: GrammarCompiler, template: ChatTemplate) -> Grammar:
+        """Return what a held reply is held to; errors are those of `GrammarCompiler`.
+
+        Args:
+            compiler: of the model.
+            template: of the model, which says how it writes calls.
+        """
+        answer = None if self.response_format is None else self.response_format.rule
+        if not self.forced and not self.offered:
+            return compiler.of_rules(f"start: {answer}")
+        tools, answer = (self.forced, None) if self.forced else (self.offered, answer)
+        return compiler.of_rules(
+            rules_of_calls(tools, marked=template.marks_calls, most=self.most_calls, answer=answer)
+        )
 
     @property
     def media(self) -> Iterator[MediaContent | CacheContent]:
@@ -104,25 +148,30 @@ class ChatRequest(CollectionChoice):
     @property
     def text_length(self) -> int:
         """Characters of all text together."""
-        return sum(text_length(message.content) for message in self.messages)
+        told = sum(text_length(message.content) + message.calls_length for message in self.messages)
+        return told + sum(map(len, texts_in(self.offered)))
 
     @property
     def sampling(self) -> Sampling:
         """How tokens are chosen; greedily unless a temperature is given."""
-        most = self.max_completion_tokens or self.max_tokens or LONGEST_REPLY
-        knobs = {"temperature": self.temperature or 0.0, "top_p": 1.0 if self.top_p is None else self.top_p}
-        seed = None if self.seed is None else self.seed % 2**63
-        return Sampling.of(stop=self.stop, max_new_tokens=most, seed=seed, **knobs)
+        return self.sampling_of(self.max_completion_tokens or self.max_tokens or LONGEST_REPLY)
 
 
 MediaItem = Chunk | Clip | dict[str, Any]
 """A piece that is known, or a content item with media."""
-Read = Callable[[MediaContent | CacheContent], Awaitable[Sequence[str | MediaItem]]]
+ReadItem = str | MediaItem | SlidPart
+"""What a part of a request becomes in a prompt."""
+Read = Callable[[MediaContent | CacheContent], Awaitable[Sequence[ReadItem]]]
 """Reads a part with media, or a cache."""
 
 
 async def generate_request(
-    body: ChatRequest, read: Read, strategy: str, policy: Policy, retrieval: Retrieval | None
+    body: ChatRequest,
+    read: Read,
+    strategy: str,
+    policy: Policy,
+    retrieval: Retrieval | None,
+    grammar: Grammar | None,
 ) -> GenerateRequest:
     """Return what the engine is asked; a strategy and a bound of the policy that the request says win over those given.
 
@@ -137,14 +186,20 @@ async def generate_request(
             content = []
             for part in message.content:
                 content += [part.text] if isinstance(part, TextContent) else await read(part)
-        turns.append({"role": "system" if message.role == "developer" else message.role, "content": content})
+        turn = {"role": "system" if message.role == "developer" else message.role, "content": content}
+        if message.tool_calls:
+            turn["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+        if message.tool_call_id is not None:
+            turn["tool_call_id"] = message.tool_call_id
+        turns.append(turn)
     bounds = None if body.max_kl is None else replace(policy, max_kl=body.max_kl)
     return GenerateRequest(
         turns,
         bounded(body.strategy or strategy, bounds),
-        body.sampling,
+        replace(body.sampling, grammar=grammar),
         retrieval=retrieval,
         survivors=body.survivors,
         likeliest=(body.top_logprobs or 0) if body.logprobs else None,
+        tools=body.offered,
         shorten=body.max_completion_tokens is None and body.max_tokens is None,
     )

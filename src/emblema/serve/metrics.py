@@ -9,7 +9,11 @@ from prometheus_client.registry import Collector
 
 from emblema.engine.engine import Engine
 from emblema.engine.scheduler import Scheduler
+from emblema.serve.held_bytes import HeldBytes
 from emblema.serve.host import request_counter
+from emblema.serve.pool_metrics import PoolMetrics
+from emblema.serve.upkeep import Upkeep
+from emblema.serve.work_pools import WorkPools
 from emblema.session.replies import Reply
 from emblema.store.statistics import CounterName
 
@@ -37,6 +41,10 @@ class Metrics:
             )
         )
         registry.register(_Gauges(engine, scheduler))
+
+    def watch(self, pools: WorkPools, held: HeldBytes, upkeep: Upkeep) -> None:
+        """Tell from now on what waits beside the model, what requests hold, and what fails."""
+        self._registry.register(PoolMetrics(pools, held, upkeep))
 
     def note(self, reply: Reply, seconds: float) -> None:
         """Count a reply that took so many seconds in all."""

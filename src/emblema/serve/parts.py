@@ -1,10 +1,12 @@
 """Parts of messages and of caches as clients write them, for the server of any engine."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, model_validator
 
+from emblema.media.settings import MediaSettings, settings_of
+from emblema.serve.client_body import ClientBody
 from emblema.serve.faults import ServeError
 from emblema.serve.settings import ServeSettings
 
@@ -31,14 +33,14 @@ def _checked(ttl: str) -> str:
 TimeToLive = Annotated[str, Field(max_length=9), AfterValidator(_checked)]
 
 
-class CacheOptions(BaseModel):
+class CacheOptions(ClientBody):
     """How breakpoints of a request are kept that do not say it themselves."""
 
     mode: Literal["implicit", "explicit"] = "implicit"
     ttl: TimeToLive | None = None
 
 
-class CacheBreakpoint(BaseModel):
+class CacheBreakpoint(ClientBody):
     """Asks that a part with media is kept, wherever it stands."""
 
     mode: Literal["explicit"]
@@ -50,66 +52,148 @@ class CacheBreakpoint(BaseModel):
         return KEPT if ttl is None else seconds_of(ttl)
 
 
-class TextContent(BaseModel):
+class TextContent(ClientBody):
     """Text."""
 
+    passed = {"annotations": ([],), "cache_control": None}
     type: Literal["text"]
     text: str
 
 
-class Address(BaseModel):
-    """Where a picture or clip is: `data:`, `http:` or `https:`."""
+class Address(ClientBody):
+    """Where a picture or clip is: `data:`, `http:` or `https:`, which may come as the string alone, or a file's id."""
 
-    url: str
+    url: str | None = None
+    file_id: str | None = Field(None, max_length=200)
+    detail: str | None = None
+
+    @property
+    def address(self) -> str | None:
+        """Where the media are; None for a file."""
+        return self.url
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_string(cls, given: Any) -> Any:
+        return {"url": given} if isinstance(given, str) else given
 
 
-class ImageContent(BaseModel):
+class SettledContent(ClientBody):
+    """Media, and how they are to be taken; see `MediaSettings`.
+
+    Attributes:
+        kind: that the media have to be of; None for any.
+    """
+
+    kind: ClassVar[str | None] = None
+    fps: float | None = None
+    num_frames: int | None = None
+    nframes: int | None = None
+    video_start: float | None = None
+    video_end: float | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    resized_height: int | None = None
+    resized_width: int | None = None
+
+    @property
+    def settings(self) -> MediaSettings:
+        """How the media are to be taken; `MediaError` for a value that is not right."""
+        given = {name: getattr(self, name) for name in SettledContent.model_fields}
+        return settings_of(given | {"detail": getattr(self.named, "detail", None)})
+
+    @property
+    def named(self) -> "Address | FileReference | Sound":
+        """What the media are named by: the field that is called as the type."""
+        named: Address | FileReference | Sound = getattr(self, str(getattr(self, "type", "")))
+        return named
+
+
+class ImageContent(SettledContent):
     """A picture."""
 
+    kind = "image"
     type: Literal["image_url"]
     image_url: Address
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
-class VideoContent(BaseModel):
+class VideoContent(SettledContent):
     """A clip."""
 
+    kind = "video"
     type: Literal["video_url"]
     video_url: Address
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
-class FileReference(BaseModel):
+class FileReference(ClientBody):
     """An uploaded file, or one that is sent along as a data address."""
 
     file_id: str | None = Field(None, max_length=200)
     file_data: str | None = None
     filename: str | None = None
 
+    @property
+    def address(self) -> str | None:
+        """Where the media are; None for a file."""
+        return self.file_data
 
-class FileContent(BaseModel):
-    """A picture, clip or document by the id of its upload."""
 
-    type: Literal["file"]
-    file: FileReference
+class Sound(ClientBody):
+    """Sound as base64, or a file's id."""
+
+    data: str | None = None
+    format: str | None = Field(None, max_length=20)
+    file_id: str | None = Field(None, max_length=200)
+
+    @property
+    def address(self) -> str | None:
+        """Where the sound is; None for a file."""
+        return None if self.data is None else f"data:;base64,{self.data}"
+
+
+class SoundContent(SettledContent):
+    """Sound, for models that hear."""
+
+    kind = "audio"
+    type: Literal["input_audio"]
+    input_audio: Sound
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
-class CacheReference(BaseModel):
+class FileContent(SettledContent):
+    """A picture, clip or document by the id of its upload.
+
+    One that has `slid` conditioned what stands after it, and no text attends to it, as after a window moved on.
+    """
+
+    type: Literal["file"]
+    file: FileReference
+    slid: bool = False
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
+
+
+class CacheReference(ClientBody):
     """A cache by its id."""
 
     cache_id: str = Field(max_length=200)
 
 
-class CacheContent(BaseModel):
+class CacheContent(ClientBody):
     """All parts of a cache, in their order."""
 
     type: Literal["cache"]
     cache: CacheReference
 
 
-MediaContent = ImageContent | VideoContent | FileContent
+MediaContent = ImageContent | VideoContent | SoundContent | FileContent
 Content = Annotated[TextContent | MediaContent | CacheContent, Field(discriminator="type")]
+Contents = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[Content], Tag("parts")],
+    Discriminator(lambda given: "parts" if isinstance(given, list) else "text"),
+]
+"""What a message says: a text, or parts. A fault in a part is told of that part."""
 
 
 def text_length(content: str | Sequence[BaseModel]) -> int:
@@ -123,12 +207,14 @@ def refuse_large(settings: ServeSettings, media: int, characters: int) -> None:
     if media > settings.parts:
         raise ServeError(400, f"the request has {media} parts with media; {settings.parts} may come at once")
     if characters > settings.text_bytes:
-        raise ServeError(400, f"the request has {characters} characters; {settings.text_bytes} may come at once")
+        said = f"the request has {characters} characters; {settings.text_bytes} may come at once"
+        raise ServeError(400, said, "context_length_exceeded", "messages")
 
 
-class RetrievalOptions(BaseModel):
+class RetrievalOptions(ClientBody):
     """How the model asks for what is in collections. What is left out is as the server's settings say."""
 
+    told_null = ("start",)
     count: int = Field(1, ge=1, le=8)
     most: int = Field(1, ge=1, le=4)
     start: str | None = Field("<search>", min_length=1, max_length=1_000)

@@ -1,52 +1,76 @@
 """Running a server: its socket and its end."""
 
+import ctypes
 import gc
 import socket
+from contextlib import suppress
+from functools import partial
+from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from emblema.errors import EmblemaError
 from emblema.serve.app import make_app
+from emblema.serve.connections import ClientConnection, Connections
 from emblema.serve.logs import log_lines
 from emblema.serve.settings import ServeSettings
+from emblema.serve.starting import BACKLOG, address_of
 
-_BACKLOG = 1_024
+_MMAP_THRESHOLD = -3
+"""`M_MMAP_THRESHOLD` of malloc.h."""
+_LARGE_BLOCK = 8 * 2**20
 
 
-def run(settings: ServeSettings) -> None:
-    """Serve until the process is told to end; `EmblemaError` where the address is taken or the model not loaded."""
-    log_lines("emblema", "uvicorn.error")
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listening = socket.socket(family)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((settings.host, settings.port))
-        listening.listen(_BACKLOG)
-    except OSError as error:
-        raise EmblemaError(f"{settings.host}:{settings.port} cannot be listened at: {error.strerror}") from error
+def run(listening: socket.socket, settings: ServeSettings) -> None:
+    """Serve on a socket until the process is told to end; `EmblemaError` where the model cannot be loaded.
+
+    The address is printed once the server answers there.
+    """
+    log_lines("emblema", "uvicorn.error", level=settings.log_level)
+    give_large_blocks_back()
     host, port = listening.getsockname()[:2]
-    print(f"Emblema serves {settings.name} on http://{host}:{port}", flush=True)
-    failures: list[None] = []
+    failures: list[BaseException] = []
 
-    def loaded(well: bool) -> None:
-        if well:
+    def loaded(error: BaseException | None) -> None:
+        if error is None:
             collect_beside_program()
+            print(f"ready on {address_of(host, port)}", flush=True)
             return
-        failures.append(None)
+        failures.append(error)
         server.should_exit = True
 
-    config = uvicorn.Config(
-        make_app(settings, loaded),
-        log_config=None,
-        access_log=False,
-        backlog=_BACKLOG,
-        timeout_graceful_shutdown=max(1, round(settings.grace)),
-        h11_max_incomplete_event_size=64 * 2**10,
-    )
+    config = make_config(settings, make_app(settings, loaded))
     server = uvicorn.Server(config)
     server.run(sockets=[listening])
     if failures:
-        raise EmblemaError("the server could not start: its log says why")
+        raise EmblemaError(f"the server could not start: {failures[0]}") from failures[0]
+
+
+def make_config(settings: ServeSettings, app: FastAPI, **options: Any) -> uvicorn.Config:
+    """Return how an application is served: within bounds on connections, headers, and the time to end."""
+    return uvicorn.Config(
+        app,
+        http=partial(ClientConnection, Connections(settings.connections)),  # type: ignore[arg-type]
+        ws="none",
+        log_config=None,
+        access_log=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=max(1, round(settings.grace)),
+        h11_max_incomplete_event_size=64 * 2**10,
+        **options,
+    )
+
+
+def give_large_blocks_back() -> None:
+    """Have large blocks of memory given back to the system as soon as they are free, where the C library can.
+
+    Left alone, glibc keeps blocks of up to 32 MB in the heap of the thread that freed them. Pillow's have 16 MB each:
+    the heaps of all threads that read pictures together outgrow what requests may hold.
+    """
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_THRESHOLD, _LARGE_BLOCK)
 
 
 def collect_beside_program() -> None:

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,25 +11,28 @@ from fastapi import Depends
 
 from emblema.engine.async_engine import AsyncEngine
 from emblema.engine.request_queue import SchedulerLimits
-from emblema.errors import EmblemaError, MediaError
-from emblema.serve.cache_making import CacheMaker, MediaFetcher
-from emblema.serve.collection_items import Collections
-from emblema.serve.collections import EngineCollections
+from emblema.errors import BusyError, EmblemaError, MediaError
+from emblema.serve.access import check_open
+from emblema.serve.cache_making import CacheMaker
+from emblema.serve.collections import Collections
 from emblema.serve.content import ContentReader
+from emblema.serve.faults import ServeError
 from emblema.serve.files import FAILED
-from emblema.serve.host import Host, check_open, host_of
+from emblema.serve.host import Host, host_of
 from emblema.serve.keys import LOCAL, KeyRing, Tenant
 from emblema.serve.metrics import Metrics
 from emblema.serve.settings import ServeSettings
-from emblema.serve.shared_collections import SharedCollections
-from emblema.session.fidelity_logs import FOLDER
-from emblema.session.redis_fidelity_logs import RedisFidelityLogs
+from emblema.serve.work_pools import NOBODY
+from emblema.session.grammar import GrammarCompiler
 from emblema.store.deletion_feed import DeletionFeed
 from emblema.store.folder_feed import FolderFeed
+from emblema.store.record import RemoteTier
+from emblema.store.remote.bucket import BucketTier
 from emblema.store.remote.redis import RedisTier
 from emblema.store.remote.redis_feed import RedisFeed
 from emblema.store.settings import StoreSettings
 from emblema.store.store import Store
+from emblema.work_pool import run_alone
 
 _LOG = logging.getLogger("emblema.serve")
 _TENANTS = 1_000
@@ -37,44 +40,52 @@ _TENANTS = 1_000
 
 
 class Service(Host):
-    """One model with its tenants; the engine given is that of the tenant without a key."""
+    """One model with its tenants; the engine given is that of the tenant without a key.
+
+    Attributes:
+        created: when the model was loaded, in seconds of Unix time.
+        grammars: makes what replies are held to.
+    """
 
     def __init__(self, settings: ServeSettings, engine: AsyncEngine, keys: KeyRing) -> None:
         self.engine, self.metrics = engine, Metrics(engine.engine, engine.scheduler)
+        self.created = int(time.time())
+        self.grammars = GrammarCompiler(engine.engine.tokenizer, engine.engine.end_tokens, settings.name)
         super().__init__(settings, keys, engine.store.parent, self.metrics.requests, settings.loopback)
         self.shared = engine.on(engine.store.parent.shared)
-        fetcher, model = MediaFetcher(engine.engine.session.limits), engine.engine.adapter.fingerprint
-        self.content = ContentReader(self.files, self.caches, self.engine_of, fetcher, model)
-        self.collections: Collections = EngineCollections(self.shared, self.files)
-        if settings.files_redis is not None:
-            self.collections = SharedCollections(self.collections, self.files, settings.files_redis)
-        self.cache_maker = CacheMaker(self.files, self.caches, fetcher, self.content.warm)
+        model = engine.engine.adapter.fingerprint
+        self.content = ContentReader(self.files, self.caches, self.engine_of, self.reader, model)
+        self.collections = Collections(self.shared, self.files, self.reader)
+        self.cache_maker = CacheMaker(
+            self.files, self.caches, self.reader, self.content.warm, self.upkeep, settings.deadline
+        )
         self._engines: OrderedDict[str, AsyncEngine] = OrderedDict()
-        self._background: set[asyncio.Task[None]] = set()
+        self.metrics.watch(self.pools, self.held, self.upkeep)
 
     @classmethod
     async def open(cls, settings: ServeSettings) -> "Service":
         """Load the model; `EmblemaError` where it, the store or a setting is not right, or a key is missing."""
-        keys = KeyRing(settings.folder)
+        keys = await run_alone("open", KeyRing, settings.folder)
         check_open(keys, settings)
         scheduler = SchedulerLimits(waiting=settings.waiting, batch_rows=settings.batch_rows)
         options: dict[str, Any] = {"device": settings.device, "dtype": settings.dtype, "limits": settings.media_limits}
-        store = await asyncio.to_thread(open_store, settings)
+        store = await run_alone("open", open_store, settings)
         engine = await AsyncEngine.load(settings.model, scheduler=scheduler, store=store, **options)
-        service = cls(settings, engine, keys)
-        service.resume()
+        service = await run_alone("open", cls, settings, engine, keys)
+        await service.resume()
         return service
 
-    def resume(self) -> None:
+    async def resume(self) -> None:
         """Take up what a server that has ended left of its files, and look for what expires from now on."""
-        self.files.forget_begun()
-        for owner, name, id in self.files.unprocessed():
-            for tenant in self.keys.tenants_named(name, owner):
-                self.read_later(tenant, id)
-        self._begin(self.sweep())
-        if isinstance(self.collections, SharedCollections):
-            # Twice, so that a version is everywhere within the time of a deletion.
-            self._begin(self.collections.keep_following(self.settings.deletion_seconds / 2))
+
+        def left() -> list[tuple[Tenant, str]]:
+            self.files.forget_begun()
+            found = self.files.unprocessed()
+            return [(tenant, id) for owner, name, id in found for tenant in self.keys.tenants_named(name, owner)]
+
+        for tenant, id in await self.pools.upkeep.run(NOBODY, left):
+            self.read_later(tenant, id)
+        self.upkeep.begin("sweep", self.sweep())
 
     def engine_of(self, tenant: Tenant) -> AsyncEngine:
         """Return a tenant's engine."""
@@ -88,54 +99,54 @@ class Service(Host):
         return found
 
     def read_later(self, tenant: Tenant, id: str) -> None:
-        """Have an upload encoded and prefilled, after what waits already."""
-        self._begin(self._prefill(tenant, id))
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        """Have an upload encoded and prefilled, in its tenant's turn; nothing of it is in memory before."""
+        self.upkeep.begin("prefill", self._prefill(tenant, id))
 
     async def _prefill(self, tenant: Tenant, id: str) -> None:
-        try:
-            await self.content.prefill_file(tenant, id)
-        except MediaError as error:
-            await asyncio.to_thread(self.files.note, tenant, id, FAILED, str(error), None, ())
-        except EmblemaError as error:
-            _LOG.warning("%s could not be prefilled, it is read when it is asked for: %s", id, error)
+        while True:
+            try:
+                async with self.pools.uploads.place(tenant.owner), asyncio.timeout(self.settings.deadline):
+                    await self.content.prefill_file(tenant, id)
+                return
+            except BusyError as error:
+                await asyncio.sleep(error.retry_after)
+            except (MediaError, ServeError) as error:
+                if isinstance(error, ServeError) and error.status != 413:
+                    _LOG.info("%s is not prefilled: %s", id, error)
+                    return
+                note = self.files.note
+                await self.pools.tables.run(tenant.owner, note, tenant, id, FAILED, str(error), None, ())
+                return
+            except (EmblemaError, TimeoutError) as error:
+                _LOG.warning("%s could not be prefilled, it is read when it is asked for: %s", id, error)
+                return
 
     async def close(self) -> None:
         """Let the replies under way end within the grace, and close the engine and its store."""
-        for task in self._background:
-            task.cancel()
+        await self.upkeep.close()
         await self.engine.close(self.settings.grace)
-        await asyncio.to_thread(self.engine.store.parent.close)
-        self.files.close()
-        if isinstance(self.collections, SharedCollections):
-            self.collections.close()
+        await run_alone("close", self.engine.store.parent.close)
+        self.pools.close()
 
 
 def open_store(settings: ServeSettings) -> Path | Store:
     """Return the store with what it shares with other servers; its folder where it shares nothing."""
-    alone = settings.redis is None and settings.files_redis is None and not settings.several
+    alone = settings.redis is None and settings.bucket is None and not settings.several
     if alone and settings.device_bytes is None:
         return settings.store
-    remote = None if settings.redis is None else RedisTier(settings.redis)
+    remote: RemoteTier | None = None
     deletions: DeletionFeed | None = None
-    # The server of files evicts nothing.
-    told = settings.files_redis or settings.redis
-    if told is not None:
-        deletions = RedisFeed(told)
+    if settings.bucket is not None:
+        remote = BucketTier(settings.bucket)
+    elif settings.redis is not None:
+        remote = RedisTier(settings.redis)
+    if settings.redis is not None:
+        deletions = RedisFeed(settings.redis)
     elif settings.several:
         deletions = FolderFeed(settings.store / "deletions.sqlite")
     placed = StoreSettings(device=settings.device, deletion_seconds=settings.deletion_seconds)
     memory: int | Literal["auto"] = "auto" if settings.device_bytes is None else int(settings.device_bytes)
-    store = Store(settings.store, device_bytes=memory, remote=remote, deletions=deletions, settings=placed)
-    if settings.files_redis is not None:
-        url = settings.files_redis
-        # Whoever asks for the store's measurements from now on gets these.
-        store.companion(FOLDER, lambda: RedisFidelityLogs(url))
-    return store
+    return Store(settings.store, device_bytes=memory, remote=remote, deletions=deletions, settings=placed)
 
 
 Served = Annotated[Service, Depends(host_of)]

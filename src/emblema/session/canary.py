@@ -8,26 +8,22 @@ Rows that a window wrote count as computed where all that preceded them is still
 (rows after something that has changed) is compared for these alone, as the rows after them are no better.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from emblema.errors import EmblemaError
+from emblema.link.lanes import Lane, Lanes, Trial, lanes_of, measured_lanes
 from emblema.link.plan import LinkPlan
-from emblema.link.policy.choosing import Trial
-from emblema.link.policy.comparison_shares import JUDGED, Comparing, ComparisonShares
-from emblema.link.policy.fidelity import FidelityLog, Sample
-from emblema.link.policy.margins import MarginSample
-from emblema.link.policy.policy import REPEATED, Decision, Lane, Policy
+from emblema.link.policy.comparison_shares import Comparing, ComparisonShares
+from emblema.link.policy.fidelity import PROVISIONAL, FidelityLog, compare
+from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Prompt, RowState, TextPart
-from emblema.link.second_pass import margin_of
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.full import Full
 from emblema.session.requests import Prefill
-
-Lanes = frozenset[tuple[str, Lane]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +83,11 @@ class Canary:
     Args:
         log: the tenant's measurements.
         model: gives the model's fingerprint as it is now.
+        policy: whose bounds lanes are judged by, whatever a request's own are.
     """
 
-    def __init__(self, log: FidelityLog, model: Callable[[], str]) -> None:
-        self._log, self._model = log, model
+    def __init__(self, log: FidelityLog, model: Callable[[], str], policy: Policy) -> None:
+        self._log, self._model, self._policy = log, model, policy
         self.statistics = CanaryStatistics()
         self._next: Comparison | None = None
         self._shares = ComparisonShares()
@@ -108,7 +105,8 @@ class Canary:
             lanes, exact = frozenset(), True
         self._count(computed=computed, linked=bool(lanes), exact=exact)
         what: Comparing | None = "check" if lanes else "trial" if exact else None
-        if not self._shares.earn(what, computed, policy, free=self._next is None):
+        certified = not lanes or self._log.is_certified(self._model(), lanes & measured_lanes(prefill.plan.decisions))
+        if not self._shares.earn(what, computed, policy, free=self._next is None, certified=certified):
             return
         if lanes:
             chosen: Comparison | None = Comparison(
@@ -148,14 +146,14 @@ class Canary:
                 self._count(skipped=1)
                 return False
             reference, method = method, reference
-        sample = Sample.of(reference.cpu().numpy(), method.cpu().numpy())
+        sample = compare(reference.cpu().numpy(), method.cpu().numpy())
+        if not comparison.trial:
+            self._shares.note_check(sample.agrees)
+        accepted = not comparison.trial or sample.margin >= PROVISIONAL
         turned = [
-            self._log.record(self._model(), *lane, sample, comparison.policy) for lane in sorted(comparison.lanes)
+            self._log.record(self._model(), *lane, sample, self._policy, accepted=accepted)
+            for lane in sorted(comparison.lanes)
         ]
-        kinds = [kind for kind, lane in comparison.lanes if lane in REPEATED]
-        if kinds and not comparison.trial:
-            margin = MarginSample(margin_of(method), sample.agrees)
-            self._log.note_margin(self._model(), kinds, margin, check=True)
         self._count(**{"trials" if comparison.trial else "checks": 1}, turned=sum(turned))
         return True
 
@@ -166,11 +164,6 @@ class Canary:
         """
         prompt, decisions = prefill.prompt, prefill.plan.decisions
         found = {(decision.kind, lane) for decision in decisions for lane in decision.closed}
-        if not decisions:
-            # Another strategy's plan has no decisions: only bare chunks can be tried.
-            parts = (segment.part for segment in prompt.segments if segment.start > 0)
-            chunks = (part for part in parts if isinstance(part, ChunkPart) and part.state is RowState.CANONICAL)
-            found = {(part.chunk.kind, Lane.BARE) for part in chunks}
         closed = self._shares.least_tried(found, lambda kind, lane: self._open(kind, lane, policy))
         if not closed or policy.exact_only:
             return None
@@ -192,12 +185,6 @@ class Canary:
     def _count(self, **more: int) -> None:
         changes = {name: getattr(self.statistics, name) + int(change) for name, change in more.items()}
         self.statistics = replace(self.statistics, **changes)
-
-
-def lanes_of(decisions: Iterable[Decision]) -> Lanes:
-    """Return the kinds and lanes that an answer is compared for: survivors alone, where there are any."""
-    lanes = frozenset((decision.kind, decision.lane) for decision in decisions if decision.lane in JUDGED)
-    return frozenset((kind, lane) for kind, lane in lanes if lane is Lane.SURVIVOR) or lanes
 
 
 def _without_rows(prompt: Prompt) -> Prompt:

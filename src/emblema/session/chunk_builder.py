@@ -1,7 +1,7 @@
 """Building chunks: media are loaded within limits, encoded and prefilled alone once, and found again by content."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -10,11 +10,12 @@ import torch
 from blake3 import blake3
 from PIL import Image
 
-from emblema.errors import ModelError, PromptError
+from emblema.errors import ContextLengthError, ModelError
 from emblema.kv.chunk import Chunk, ChunkKind, Clip, Encoded, EncodedChunk
 from emblema.link.prompt import ChunkPart, RowState
 from emblema.media import MediaLimits, media_bytes, segments
 from emblema.media.load import DocumentPages, load_media
+from emblema.media.settings import PLAIN, MediaSettings
 from emblema.media.video import Video
 from emblema.models.adapter import Adapter
 from emblema.models.families.base import Prepared
@@ -27,6 +28,31 @@ REMEMBERED_BYTES = 32 * 2**20
 """Bytes of encodings that are remembered, at most, of media that the store lacks."""
 
 
+class EncoderInput:
+    """The encoder's input for a piece of media: made at the first call, which lets the media go.
+
+    Args:
+        make: makes it, from media that only it holds.
+    """
+
+    def __init__(self, make: Callable[[], Prepared]) -> None:
+        self._make: Callable[[], Prepared] | None = make
+        self._made: Prepared | None = None
+
+    def __call__(self) -> Prepared:
+        """Return the input."""
+        if self._made is None and self._make is not None:
+            self._made, self._make = self._make(), None
+        if self._made is None:
+            raise ModelError("the encoder's input was not made")
+        return self._made
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the input; 0 before it is made."""
+        return 0 if self._made is None else sum(tensor.nbytes for tensor in self._made.features.values())
+
+
 @dataclass(frozen=True, slots=True)
 class PendingChunk:
     """A piece of media whose identity is known and whose encoding has not begun.
@@ -35,11 +61,13 @@ class PendingChunk:
         ids: ids to look it up by: the tenant's, which it is kept under, then the shared library's.
         kind: what the piece is.
         encode: runs the encoder.
+        input: of the encoder; None where it needs none to be made. Any thread may call it before `encode`.
     """
 
     ids: tuple[str, ...]
     kind: ChunkKind
     encode: Callable[[], Encoded]
+    input: EncoderInput | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +161,29 @@ class ChunkBuilder:
         return self.store.handle(Chunk(id, kind, adapter.fingerprint, encoded, ()), sizes)
 
     def prepare(
-        self, source: Any, *, kind: str | None = None, fps: float = 1.0, frames_per_segment: int = 2
+        self,
+        source: Any,
+        *,
+        kind: str | None = None,
+        fps: float = 1.0,
+        frames_per_segment: int = 2,
+        settings: MediaSettings = PLAIN,
     ) -> PendingMedia:
-        """Load a source and return its pending chunks; nothing is encoded yet. Arguments are those of `Engine.add`.
+        """Load a source and return its pending chunks; nothing is encoded yet.
+
+        Args:
+            source, kind, fps, frames_per_segment: as `Engine.add` takes them.
+            settings: how the source is to be taken.
+
+        Any thread may call it, as long as the weights stay. Pending media are returned as they are.
 
         Raises:
-            MediaError: the source cannot be read, is outside the limits, or the kind is unknown.
+            MediaError: the source cannot be read, is outside the limits, or cannot follow a setting; the kind is
+                unknown.
         """
-        media = load_media(source, kind, fps, self.limits)
+        if isinstance(source, PendingMedia):
+            return source
+        media = load_media(source, kind, fps, self.limits, settings)
         if isinstance(media, Image.Image):
             return PendingMedia((self._picture(media, "image"),))
         if isinstance(media, DocumentPages):
@@ -162,20 +205,28 @@ class ChunkBuilder:
 
     def _video(self, video: Video, frames_per_segment: int) -> PendingMedia:
         seconds = video.seconds_per_frame
+        options = self.preparer.video_options(*video.frames[0].size, len(video.frames)) if video.frames else {}
         chunks = []
         for segment in segments(video, frames_per_segment):
             content = b"".join(media_bytes(frame) for frame in segment.frames)
             # The start is part of the identity only where the model is told times.
             start = segment.times[0] if self.preparer.time_stamps else 0.0
-            prepare = partial(self.preparer.video, segment.frames, seconds, start)
-            chunks.append(self._pending("video", content, {"seconds per frame": seconds, "start": start}, prepare))
+            prepare = partial(self.preparer.video, segment.frames, seconds, start, len(video.frames))
+            timing = {"seconds per frame": seconds, "start": start}
+            chunks.append(self._pending("video", content, timing, prepare, options))
         return PendingMedia(tuple(chunks), clip="video")
 
     def _pending(
-        self, kind: ChunkKind, content: bytes, timing: dict[str, float], prepare: Callable[[], Prepared]
+        self,
+        kind: ChunkKind,
+        content: bytes,
+        timing: dict[str, float],
+        prepare: Callable[[], Prepared],
+        frames: Mapping[str, Any] = {},
     ) -> PendingChunk:
-        ids = self._ids(kind, content, {"timing": timing, "processor": self.preparer.options})
-        return PendingChunk(ids, kind, lambda: self.adapter.encode(prepare()))
+        ids = self._ids(kind, content, {"timing": timing, "processor": {**self.preparer.options, **frames}})
+        prepared = EncoderInput(prepare)
+        return PendingChunk(ids, kind, lambda: self.adapter.encode(prepared()), prepared)
 
     def _ids(self, kind: ChunkKind, content: bytes, options: dict[str, Any]) -> tuple[str, ...]:
         fingerprint = self.adapter.fingerprint
@@ -186,6 +237,7 @@ class ChunkBuilder:
                 model_fingerprint=fingerprint,
                 dtype=self.adapter.dtype,
                 adapter_version=self.adapter.version,
+                anchor=self.adapter.anchor,
                 salt=salt,
             )
             for salt in self.store.lookup_salts
@@ -219,7 +271,7 @@ class ChunkBuilder:
         encoded = pending.encode()
         length, context = max(encoded.tokens, encoded.span), self.adapter.context_length
         if length > context:
-            raise PromptError(f"a {pending.kind} takes {length} positions; the model's context holds {context}")
+            raise ContextLengthError(f"a {pending.kind} takes {length} positions; the model's context holds {context}")
         rows = self.adapter.capture(encoded)
         self.captured_tokens += encoded.tokens
         return self.store.put(Chunk(pending.ids[0], pending.kind, self.adapter.fingerprint, encoded, rows), terms)

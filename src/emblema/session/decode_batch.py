@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from emblema.errors import ModelError
+from emblema.errors import EmblemaError, ModelError
 from emblema.models.adapter import Adapter
 from emblema.models.decode_steps import DecodeSteps, StepRecorder
 from emblema.session.decoding import NOT_FINITE, DecodeStart, Sampler
@@ -18,7 +18,7 @@ class TokenProbability:
 
     Attributes:
         token: the token.
-        logprob: its log-probability under the model, whatever the temperature.
+        logprob: its log-probability under the model, before bias, penalties and temperature.
         likeliest: the likeliest tokens in its place with their log-probabilities, the likeliest first.
     """
 
@@ -56,7 +56,7 @@ class DecodeSequence:
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is taken, and nothing is told but the token."""
-        return self._sampler.sampling.temperature == 0 and self._likeliest is None
+        return self._sampler.greedy and self._likeliest is None
 
     def choose(self, logits: Tensor, likeliest_token: int | None = None) -> NextToken:
         """Return the next token for logits [vocab] float32, whose largest may be known."""
@@ -112,10 +112,10 @@ class DecodeBatch:
         if last is not sequence:
             self._sequences[number] = last
 
-    def step(self) -> list[tuple[DecodeSequence, NextToken | ModelError]]:
+    def step(self) -> list[tuple[DecodeSequence, NextToken | EmblemaError]]:
         """Run the last token of every sequence, and return the next ones.
 
-        A sequence whose logits are not finite has an error in place of a token, and cannot go on.
+        A sequence of which no token can be chosen has an error in place of it, and cannot go on.
         """
         sequences = list(self._sequences)
         if not sequences:
@@ -129,12 +129,16 @@ class DecodeBatch:
         largest, likeliest = logits.max(dim=1)
         # Both come from the device at once; float32 holds any token.
         known, chosen_tokens = torch.stack((largest, likeliest.to(largest.dtype))).tolist()
-        chosen: list[tuple[DecodeSequence, NextToken | ModelError]] = []
+        chosen: list[tuple[DecodeSequence, NextToken | EmblemaError]] = []
         for index, sequence in enumerate(sequences):
             if not math.isfinite(known[index]):
                 chosen.append((sequence, ModelError(NOT_FINITE)))
                 continue
-            made = sequence.choose(logits[index], int(chosen_tokens[index]))
+            try:
+                made = sequence.choose(logits[index], int(chosen_tokens[index]))
+            except EmblemaError as error:
+                chosen.append((sequence, error))
+                continue
             sequence.last = made.token
             sequence.row += 1
             sequence.position += 1

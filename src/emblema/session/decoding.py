@@ -1,8 +1,9 @@
 """Decoding from a linked table: a token at a time, greedy or sampled, in the same rows that the prefill left."""
 
 import math
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, TypedDict
 
 import torch
@@ -12,7 +13,8 @@ from emblema.errors import ModelError, PromptError
 from emblema.link.executor import LinkedTable
 from emblema.link.prompt import Prompt
 from emblema.models.batch import RowBatch
-from emblema.models.table import KVTable
+from emblema.models.tables import KVTable
+from emblema.session.grammar import Grammar
 
 NOT_FINITE = "the model's logits are not finite: the reply cannot go on"
 
@@ -29,6 +31,10 @@ class SamplingKnobs(TypedDict, total=False):
     top_p: float
     stop: str | Sequence[str] | None
     seed: int | None
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | None
+    grammar: Grammar | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,10 @@ class Sampling:
         top_p: the smallest set of tokens with this probability is sampled from.
         stop: strings that end the reply; not part of it.
         seed: of the sampler; None draws one.
+        presence_penalty: taken once from the logit of every token that the reply has already, -2 to 2.
+        frequency_penalty: taken from it for each time that the reply has the token, -2 to 2.
+        logit_bias: tokens, and what is added to their logits, -100 to 100.
+        grammar: what the reply's text has to be; a token that it does not allow is never chosen.
     """
 
     max_new_tokens: int = 128
@@ -48,20 +58,38 @@ class Sampling:
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: Grammar | None = None
 
     @classmethod
-    def of(cls, *, stop: str | Sequence[str] | None = None, **knobs: Any) -> Self:
-        """Return sampling as callers write it: a stop string, several, or None.
+    def of(
+        cls,
+        *,
+        stop: str | Sequence[str] | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        **knobs: Any,
+    ) -> Self:
+        """Return sampling as callers write it: a stop string, several, or None; biases by token.
 
         Raises:
             PromptError: a knob is out of range, or there is no such knob.
         """
         if stop is not None and not isinstance(stop, str | list | tuple):
             raise PromptError(f"stop is a {type(stop).__name__}: give a string, a list of strings, or None")
-        unknown = sorted(knobs.keys() - {"max_new_tokens", "temperature", "top_p", "seed"})
+        if logit_bias is not None and not isinstance(logit_bias, Mapping):
+            raise PromptError(f"logit_bias is a {type(logit_bias).__name__}: give numbers by token, or None")
+        unknown = sorted(knobs.keys() - SamplingKnobs.__annotations__.keys())
         if unknown:
             raise PromptError(f"there is no sampling knob {unknown[0]!r}")
-        return cls(stop=(stop,) if isinstance(stop, str) else tuple(stop or ()), **knobs)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        return cls(stop=stops, logit_bias=tuple((logit_bias or {}).items()), **knobs)
+
+    def of_choice(self, choice: int, max_new_tokens: int) -> Self:
+        """Return the sampling of one of several replies to a prompt: of the seed that is so many further."""
+        seed = None if self.seed is None else (self.seed + choice) % 2**63
+        return replace(self, seed=seed, max_new_tokens=max_new_tokens)
 
     def __post_init__(self) -> None:
         if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
@@ -74,10 +102,22 @@ class Sampling:
             raise PromptError(f"seed is {self.seed!r}: it must be a whole number from 0 to 2**63 - 1, or None")
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise PromptError("a stop string is empty or no string: leave it out")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not _within(getattr(self, name), 2):
+                raise PromptError(f"{name} is {getattr(self, name)!r}: it must be a number from -2 to 2")
+        for token, bias in self.logit_bias:
+            if type(token) is not int or token < 0:
+                raise PromptError(f"logit_bias names {token!r}: name tokens by their ids")
+            if not _within(bias, 100):
+                raise PromptError(f"logit_bias of token {token} is {bias!r}: it must be a number from -100 to 100")
+
+
+def _within(number: object, most: float) -> bool:
+    return isinstance(number, int | float) and -most <= number <= most
 
 
 class Sampler:
-    """Chooses tokens from logits; holds its own random state."""
+    """Chooses the tokens of one reply from logits; holds its own random state, and what the reply has so far."""
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
@@ -86,17 +126,61 @@ class Sampler:
             self.generator.seed()
         else:
             self.generator.manual_seed(sampling.seed)
+        self._bias = dict(sampling.logit_bias)
+        self._counts: Counter[int] = Counter()
+        self._matcher = None if sampling.grammar is None else sampling.grammar.matcher()
+        # What is added to the logits [vocab] of the next token; None until there is any.
+        self._shift: Tensor | None = None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether it takes the likeliest token of the logits as they are, and has nothing to remember."""
+        chosen = self.sampling
+        changed = chosen.presence_penalty or chosen.frequency_penalty or chosen.logit_bias or chosen.grammar
+        return chosen.temperature == 0 and not changed
 
     def __call__(self, logits: Tensor) -> int:
-        """Return the next token for logits [vocab] float32.
+        """Return the next token of the reply for logits [vocab] float32.
 
         Raises:
             ModelError: they are not finite.
+            PromptError: a bias is given to a token that the model does not have, or the grammar takes too much.
         """
+        if self._shift is None and self._bias:
+            self._shift = self._biases(logits)
+        allowed = logits if self._shift is None else logits + self._shift
+        if self._matcher is not None:
+            allowed = allowed.masked_fill(self._matcher.banned(len(logits)).to(logits.device), -torch.inf)
+        token = self._chosen(allowed, logits)
+        if self._matcher is not None:
+            self._matcher.take(token)
+        self._count(token, logits)
+        return token
+
+    def _biases(self, logits: Tensor) -> Tensor:
+        largest = max(self._bias)
+        if largest >= len(logits):
+            raise PromptError(f"logit_bias names token {largest}: the model has tokens 0 to {len(logits) - 1}")
+        shift = torch.zeros(len(logits), dtype=logits.dtype)
+        shift[list(self._bias)] = torch.tensor(list(self._bias.values()), dtype=logits.dtype)
+        return shift.to(logits.device)
+
+    def _count(self, token: int, logits: Tensor) -> None:
+        presence, frequency = self.sampling.presence_penalty, self.sampling.frequency_penalty
+        if not presence and not frequency:
+            return
+        self._counts[token] += 1
+        if self._shift is None:
+            self._shift = torch.zeros_like(logits)
+        self._shift[token] = self._bias.get(token, 0.0) - presence - frequency * self._counts[token]
+
+    def _chosen(self, logits: Tensor, told: Tensor) -> int:
+        """Return a token for logits [vocab], which are those that the model told, or others made of them."""
         largest, likeliest = logits.max(dim=0)
         token = likeliest if self.sampling.temperature == 0 else self._drawn(logits, largest)
         # The largest is NaN where any is. Both come from the device at once; float32 holds any token.
-        known, chosen = torch.stack((largest, token.to(largest.dtype))).tolist()
+        known = largest if logits is told else told.max()
+        known, chosen = torch.stack((known, token.to(largest.dtype))).tolist()
         if not math.isfinite(known):
             raise ModelError(NOT_FINITE)
         return int(chosen)

@@ -1,19 +1,19 @@
-"""The fidelity logs of a store's tenants, in one sqlite file that any number of processes write; never trusted."""
+"""The fidelity logs of a store's tenants, in a catalogue that any number of processes write; never trusted."""
 
 import json
 import logging
-import os
 import sqlite3
 import threading
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from emblema.errors import StoreError
 from emblema.link.policy.fidelity import FidelityLog
-from emblema.store.disk.index import is_plain
+from emblema.store.catalogue import FILE, Catalogue, Tables
+from emblema.store.files import make_folder
 from emblema.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -21,11 +21,13 @@ log = logging.getLogger(__name__)
 LARGEST = 16 * 2**20
 """Bytes of one tenant's log that is read."""
 FOLDER = "policy"
-FILE = "measurements.sqlite"
 WAIT = 1.0
 """Seconds to wait for another process's change; what waits longer is written with the next."""
-_TABLE = "CREATE TABLE IF NOT EXISTS logs (owner TEXT PRIMARY KEY, data TEXT NOT NULL) WITHOUT ROWID"
-_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+_TABLES = Tables(
+    "measurements",
+    ("CREATE TABLE logs (owner TEXT PRIMARY KEY, data TEXT NOT NULL) WITHOUT ROWID",),
+    old="measurements.sqlite",
+)
 _READ = f"SELECT CASE WHEN length(data) <= {LARGEST} THEN data END FROM logs WHERE owner = ?"
 
 
@@ -46,11 +48,8 @@ class FidelityLogs:
         # Guards what follows.
         self._lock = threading.RLock()
         self._logs: dict[str, FidelityLog] = {}
-        self._connection: sqlite3.Connection | None = None
-        # Which file is open: another process may set it aside and begin another.
-        self._opened: tuple[int, int] | None = None
-        self._process = os.getpid()
-        self._versions: dict[str, int] = {}
+        self._catalogue: Catalogue | None = None
+        self._versions: dict[str, tuple[int, int]] = {}
         self._failing = False
 
     @classmethod
@@ -91,69 +90,42 @@ class FidelityLogs:
             for owner, held in self._logs.items():
                 if held.unsaved:
                     self.save(owner)
-            self._disconnect()
+            if self._catalogue is not None:
+                self._catalogue.close()
 
-    def _attempt(self, call: Callable[[sqlite3.Connection], None], what: str) -> None:
-        """Make a call with the connection, if there is a file. A damaged file is set aside; other errors may pass."""
+    def _attempt(self, call: Callable[[Catalogue], None], what: str) -> None:
+        """Make a call with the catalogue, if there is a folder; an error is reported once, and may pass."""
         if self._path is None:
             return
         try:
-            call(self._connect(self._path))
+            if self._catalogue is None:
+                make_folder(self._path.parent)
+                self._catalogue = Catalogue(self._path, _TABLES, WAIT)
+            call(self._catalogue)
             self._failing = False
-        except (sqlite3.Error, OSError, StoreError) as error:
+        except (OSError, StoreError) as error:
             (log.debug if self._failing else log.warning)("%s: not %s: %s", self._path, what, error)
             self._failing = True
-            if isinstance(error, StoreError) or getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
-                opened = self._opened
-                self._disconnect()
-                if opened == _identity(self._path):
-                    _set_aside(self._path)
 
-    def _refresh(self, owner: str, connection: sqlite3.Connection) -> None:
-        (version,) = connection.execute("PRAGMA data_version").fetchone()
+    def _refresh(self, owner: str, catalogue: Catalogue) -> None:
+        version = catalogue.version()
         if self._versions.get(owner) != version:
-            self._merge(owner, connection)
+            catalogue.read(lambda rows: self._merge(owner, rows))
             self._versions[owner] = version
 
-    def _save(self, owner: str, connection: sqlite3.Connection) -> None:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            last, own = self._merge(owner, connection), self.of(owner)
-            connection.execute("INSERT OR REPLACE INTO logs VALUES (?, ?)", (owner, json.dumps(own.to_json())))
-            connection.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):
-                connection.execute("ROLLBACK")
-            raise
+    def _save(self, owner: str, catalogue: Catalogue) -> None:
+        with catalogue.change() as rows:
+            last, own = self._merge(owner, rows), self.of(owner)
+            rows.execute("INSERT OR REPLACE INTO logs VALUES (?, ?)", (owner, json.dumps(own.to_json())))
         own.forget(last)
 
-    def _merge(self, owner: str, connection: sqlite3.Connection) -> int:
+    def _merge(self, owner: str, rows: sqlite3.Connection) -> int:
         own = self.of(owner)
         try:
-            return own.merge(_stored(connection, owner))
+            return own.merge(_stored(owner, rows))
         except StoreError as error:
             log.warning("%s: the measurements of %s are set aside: %s", self._path, owner[:12], error)
             return own.merge(None)
-
-    def _connect(self, path: Path) -> sqlite3.Connection:
-        if self._process != os.getpid():
-            # The parent's connection is the parent's.
-            self._connection, self._process, self._versions = None, os.getpid(), {}
-        if self._connection is not None and self._opened != _identity(path):
-            self._disconnect()
-        if self._connection is None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if _identity(path) is None:
-                os.close(os.open(path, os.O_CREAT | os.O_NOFOLLOW, 0o600))
-            self._opened = _identity(path)
-            self._connection = _opened(path, "rwc")
-            self._connection.execute(_TABLE)
-        return self._connection
-
-    def _disconnect(self) -> None:
-        if self._connection is not None and self._process == os.getpid():
-            self._connection.close()
-        self._connection, self._versions = None, {}
 
 
 def read_all(folder: Path) -> dict[str, FidelityLog]:
@@ -163,61 +135,27 @@ def read_all(folder: Path) -> dict[str, FidelityLog]:
         StoreError: they are damaged, or cannot be read.
     """
     path = folder / FOLDER / FILE
-    if not path.exists() and not path.is_symlink():
+    if not path.exists() and not path.with_name(str(_TABLES.old)).exists():
         return {}
-    try:
-        # Read-only, what a killed process left half-written could not be taken back.
-        with closing(_opened(path, "rw")) as connection:
-            owners = [str(owner) for (owner,) in connection.execute("SELECT owner FROM logs ORDER BY owner")]
-            return {owner: FidelityLog.from_json(_stored(connection, owner)) for owner in owners}
-    except (sqlite3.Error, StoreError) as error:
-        raise StoreError(f"{path}: the measurements cannot be read: {error}") from error
+    with closing(Catalogue(path, _TABLES, WAIT)) as catalogue:
+        if catalogue.made_again:
+            raise StoreError(
+                f"{path} was damaged: it is made again with what could be read of it, which may be nothing"
+            )
+        owners = catalogue.read(lambda rows: rows.execute("SELECT owner FROM logs ORDER BY owner").fetchall())
+        return {owner: FidelityLog.from_json(catalogue.read(partial(_stored, owner))) for (owner,) in owners}
 
 
-def _opened(path: Path, mode: str) -> sqlite3.Connection:
-    """Open the file.
-
-    Raises:
-        sqlite3.Error: it cannot be opened.
-        StoreError: it is a link, a pipe or a folder.
-    """
-    if not is_plain(path):
-        raise StoreError(f"{path}: this is no file of measurements")
-    return sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=WAIT, isolation_level=None, check_same_thread=False
-    )
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Return which file a path names now; None for none."""
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def _stored(connection: sqlite3.Connection, owner: str) -> Any:
+def _stored(owner: str, rows: sqlite3.Connection) -> Any:
     """Return a tenant's log as plain data; None where there is none.
 
     Raises:
         StoreError: it is no text, or too long.
     """
-    row = connection.execute(_READ, (owner,)).fetchone()
+    row = rows.execute(_READ, (owner,)).fetchone()
     if row is None:
         return None
     try:
         return json.loads(row[0])
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"the log of {owner[:12]} is no log: {error}") from error
-
-
-def _set_aside(path: Path) -> None:
-    """Rename a damaged file, so that another can begin."""
-    for each in (path, path.with_name(path.name + "-journal")):
-        try:
-            if each.exists() or each.is_symlink():
-                each.rename(each.with_name(each.name + ".damaged"))
-        except OSError as error:
-            log.warning("%s cannot be set aside: %s", each, error)
-    log.warning("%s: measurements set aside", path)

@@ -1,14 +1,14 @@
 """Linking: a request is planned, missing patches are formed, the plan is carried out, and its result is remembered."""
 
-from collections import deque
 from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
+from torch import Tensor
+
 from emblema.errors import LoadError, ModelError, PromptError
-from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
+from emblema.kv.keys import ArtifactKey
 from emblema.kv.layout import KVRows, LayerRows
 from emblema.kv.patch import Patch
 from emblema.link.context import LinkContext
@@ -16,7 +16,6 @@ from emblema.link.executor import Executor, LinkedTable
 from emblema.link.forming import form_missing
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.fidelity import first_token
-from emblema.link.policy.policy import PolicyInputs
 from emblema.link.prompt import Part, Prompt, RowState, TextPart
 from emblema.link.second_pass import margin_of
 from emblema.link.strategies.auto import Auto
@@ -26,11 +25,9 @@ from emblema.link.strategies.prefix import Prefix
 from emblema.link.strategies.registry import parse
 from emblema.link.taken_rows import LinkJob
 from emblema.models.adapter import Adapter
-from emblema.session.newcomers import Newcomers
 from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.requests import LinkRequest, Prefill, Usage
 from emblema.store.identity import owner_id
-from emblema.store.keys import ArtifactKey, ArtifactKind
 from emblema.store.leases import Lease
 from emblema.store.prefixes import ChunkSegment, PrefixStore, Segment, TextSegment
 from emblema.store.store import TenantStore
@@ -48,11 +45,8 @@ class Linker:
     def __init__(self, adapter: Adapter, store: TenantStore, policy_runtime: PolicyRuntime | None = None) -> None:
         self.adapter, self.store, self.policy_runtime = adapter, store, policy_runtime
         self.executor = Executor(adapter)
-        self._newcomers = None if policy_runtime is None else Newcomers(adapter, store, policy_runtime)
-        # Keys of the patches formed last; their directions are what `basis-M` pools.
-        self._pool: deque[ArtifactKey] = deque(maxlen=256)
         # What was linked last and is to be learnt from after its answer.
-        self._unlearnt: _Linked | None = None
+        self._unlearnt: tuple[LinkRequest, Prefill, Knowledge] | None = None
 
     def link(self, request: LinkRequest, *, learn_later: bool = False) -> Prefill:
         """Carry a strategy out on a prompt, and learn from it.
@@ -73,46 +67,41 @@ class Linker:
             CapacityError: the prompt's chunks are larger than the store's budget.
         """
         self.catch_up()
-        strategy = parse(request.strategy)
+        request = replace(request, strategy=parse(request.strategy))
         # Read once a link: it walks over all weights to see whether they are still the same.
-        model = self.adapter.fingerprint
-        with nullcontext() if self.policy_runtime is None else self.policy_runtime.answering(model):
-            linked = self._linked(request, strategy, model)
-        self._unlearnt = linked
-        if not learn_later:
-            self.catch_up()
-        return linked.prefill
-
-    def _linked(self, request: LinkRequest, strategy: Strategy, model: str) -> "_Linked":
-        """Link a prompt, again where rows did not come."""
+        model, captured, recaptured = self.adapter.fingerprint, 0, 0
         _refuse_foreign(request.prompt, model)
-        captured = 0
-        if self._newcomers is not None:
-            prefix = _find_prefix(self._prefixes(model), request.prompt)
-            exact = 0 if prefix is None else prefix.rows
-            request, captured = self._newcomers.place(request, strategy, model, exact)
+        knowledge = self._knowledge(request, model)
+        if self.policy_runtime is not None:
+            request, captured = self.policy_runtime.new_media.capture(request, knowledge)
         chunks = _canonical_chunks(request.prompt)
-        recaptured = 0
         with self.store.lease(chunks) as lease:
             while True:
                 recaptured += self._recapture(chunks, lease)
+                context = LinkContext(knowledge, lease.rows)
+                context.add(_repairs(request.prompt))
                 try:
-                    context = self._context(request, model, lease.rows)
-                    prefill = self._link(request, strategy, context, recaptured)
-                    prefill = replace(prefill, usage=replace(prefill.usage, captured_tokens=captured))
-                    return _Linked(replace(request, strategy=strategy), prefill, context)
+                    answer = self._answer(request, context)
+                    break
                 except LoadError as error:
                     if error.piece not in lease.rows:
                         raise
                     lease.drop(error)
+        usage = answer.usage(captured, recaptured, perf_counter() - request.began)
+        prefill = Prefill(request.prompt, answer.plan, usage, answer.linked)
+        self._unlearnt = request, prefill, context.knowledge
+        if not learn_later:
+            self.catch_up()
+        return prefill
 
     def catch_up(self) -> None:
         """Learn from what was linked last, if that was put off, and keep it as a prefix."""
-        linked, self._unlearnt = self._unlearnt, None
-        if linked is not None:
-            self._keep_prefix(linked.request, linked.prefill, linked.context)
+        unlearnt, self._unlearnt = self._unlearnt, None
+        if unlearnt is not None:
+            request, prefill, knowledge = unlearnt
+            self._keep_prefix(request, prefill, knowledge.model)
             if self.policy_runtime is not None:
-                self.policy_runtime.learn(linked.request, linked.prefill, linked.context.knowledge)
+                self.policy_runtime.learn(request, prefill, knowledge)
 
     def forget_prompts(self) -> None:
         """Forget the kept prompts of this model and tenant."""
@@ -129,121 +118,89 @@ class Linker:
                 rows += chunk.tokens
         return rows
 
-    def _context(self, request: LinkRequest, model: str, rows: Mapping[str, KVRows]) -> LinkContext:
+    def _knowledge(self, request: LinkRequest, model: str) -> Knowledge:
         """Return the look-ups of one link; a prompt that continues a table takes no kept prefix."""
         prefixes = None if request.table is not None else self._prefixes(model)
         stored = Knowledge(
             model,
             self.adapter.layouts,
-            lambda key: self._find_artifact(key, model),
+            self.store.find_patch,
             lambda prompt: _find_prefix(prefixes, prompt),
             artifact_keys=self.store.artifact_keys,
-            policy_inputs=PolicyInputs() if self.policy_runtime is None else self.policy_runtime.policy_inputs(model),
             second_pass=True,
+            anchor=self.adapter.anchor,
         )
-        context = LinkContext(stored, rows, self._pool)
-        context.add(_repairs(request.prompt))
-        return context
+        runtime = self.policy_runtime
+        if runtime is None:
+            return stored
+        return replace(
+            stored,
+            policy=runtime.policy,
+            measured=runtime.measured(model),
+            costs=runtime.costs(model),
+            recurs=runtime.recurs,
+        )
 
-    def _find_artifact(self, key: ArtifactKey, model: str) -> Artifact | None:
-        """Return a stored artifact, or a patch that the memory of pairs puts together."""
-        if key.kind is ArtifactKind.PAIRS:
-            return None if self.policy_runtime is None else self.policy_runtime.pairs(model).find(key)
-        return self.store.find_artifact(key)
-
-    def _link(self, request: LinkRequest, strategy: Strategy, context: LinkContext, recaptured: int) -> Prefill:
-        """Plan, form what is missing and plan again, and execute.
+    def _answer(self, request: LinkRequest, context: LinkContext) -> "_Answer":
+        """Plan a prompt, form what is missing, and run it; where that gives no sure answer, compute it in full.
 
         A plan that the executor cannot carry out falls back to `full`.
-        """
-        plan = _plan(strategy, request, context)
-        refusal = self.executor.refusal(plan)
-        if refusal is not None:
-            strategy = Full()
-            plan = _plan(strategy, request, context)
-        formed_rows = 0
-        if plan.forming:
-            artifacts, formed_rows = form_missing(self.executor, request.prompt, plan, context)
-            self._keep_artifacts(artifacts)
-            plan = _plan(strategy, request, context)
-        outcome = self._executed(plan, strategy, request, context)
-        plan, linked, trace = outcome.plan, outcome.linked, outcome.linked.trace
-        usage = Usage(
-            lane=plan.strategy,
-            prompt_tokens=trace.cached + trace.computed,
-            cached_tokens=trace.cached,
-            computed_tokens=trace.computed,
-            patched_tokens=trace.patched,
-            forming_tokens=formed_rows,
-            recaptured_tokens=recaptured,
-            ttft_seconds=perf_counter() - request.began,
-            repeated_tokens=outcome.repeated,
-            margin=outcome.margin,
-            finite=outcome.finite,
-            fallback=refusal or outcome.again or plan.remark,
-        )
-        return Prefill(request.prompt, plan, usage, linked)
-
-    def _executed(self, plan: LinkPlan, strategy: Strategy, request: LinkRequest, context: LinkContext) -> "_Outcome":
-        """Carry a plan out; where its logits are not finite or its second pass is not sure, compute in full instead.
 
         Raises:
             ModelError: the logits are not finite where all rows are computed either.
         """
-        held = 0 if request.table is None else request.table.length
-        model, trial = context.knowledge.model, isinstance(strategy, Auto) and strategy.trial is not None
-        linked = self._run(plan, request, context)
-        first = _Outcome(plan, linked, linked.trace.repeated)
-        finite = first_token(linked.logits.cpu().numpy()) >= 0
-        if finite and plan.recomputation is not None:
-            first = replace(first, margin=margin_of(linked.logits))
-        sure = plan.recomputation is None or (first.margin or 0.0) >= plan.recomputation.least_margin
-        if finite and sure:
-            self._note_margin(model, first, None)
-            return first
-        if not finite and trial:
-            # What the canary measures.
-            return first
-        if not finite and isinstance(strategy, Full):
-            raise ModelError("the model's logits are not finite, with every row computed: use another dtype or model")
-        if request.table is not None:
-            request.table.truncate(held)
-        exact = Prefix() if finite and isinstance(strategy, Auto) and not trial else Full()
-        whole = self._executed(_plan(exact, request, context), exact, request, context)
-        if finite:
-            self._note_margin(model, first, int(linked.logits.argmax()) == int(whole.linked.logits.argmax()))
-            again = f"computed in full: the two likeliest first tokens differed by {first.margin:.2f} only"
-        else:
-            again = "computed in full: the logits were not finite"
-            if self.policy_runtime is not None:
-                self.policy_runtime.note_not_finite(model, request, plan)
-        repeated = first.repeated + linked.trace.computed + whole.repeated
-        return replace(whole, repeated=repeated, margin=first.margin, finite=finite and whole.finite, again=again)
+        strategy, table = parse(request.strategy), request.table
+        held, answer = 0 if table is None else table.length, _Answer()
+        unsure: tuple[LinkPlan, Tensor] | None = None
+        while True:
+            plan = _plan(strategy, request, context)
+            refusal = self.executor.refusal(plan)
+            if refusal is not None:
+                strategy, answer.why = Full(), answer.why or refusal
+                plan = _plan(strategy, request, context)
+            if plan.forming:
+                patches, answer.formed = form_missing(self.executor, request.prompt, plan, context)
+                for key, patch in patches.items():
+                    self.store.put_artifact(key, patch)
+                plan = _plan(strategy, request, context)
+            job = LinkJob(plan, request.prompt, context.resources, request.reused_rows)
+            linked = self.executor.run(job, table=table, reserve=request.reserve)
+            answer.plan, answer.linked = plan, linked
+            answer.repeated += linked.trace.repeated
+            finite = first_token(linked.logits.cpu().numpy()) >= 0
+            answer.finite = answer.finite and finite
+            if finite and (plan.least_margin is not None or plan.recomputation is not None):
+                answer.margin = margin_of(linked.logits)
+            if finite and (plan.least_margin is None or (answer.margin or 0.0) >= plan.least_margin):
+                break
+            if not finite and isinstance(strategy, Auto) and strategy.trial is not None:
+                # What the check measures.
+                return answer
+            if not finite and isinstance(strategy, Full):
+                raise ModelError(
+                    "the model's logits are not finite, with every row computed: use another dtype or model"
+                )
+            if finite:
+                unsure = plan, linked.logits
+                why = f"computed in full: the two likeliest first tokens differed by {answer.margin:.2f} only"
+            else:
+                why = "computed in full: the logits were not finite"
+                if self.policy_runtime is not None:
+                    self.policy_runtime.note_not_finite(context.knowledge.model, request, plan)
+            answer.why, answer.repeated = answer.why or why, answer.repeated + linked.trace.computed
+            strategy = Prefix() if finite and isinstance(strategy, Auto) else Full()
+            if table is not None:
+                table.truncate(held)
+        if self.policy_runtime is not None and answer.margin is not None:
+            own, full = (unsure, answer.linked.logits) if unsure else ((answer.plan, answer.linked.logits), None)
+            self.policy_runtime.note_answer(request, *own, full)
+        return answer
 
-    def _note_margin(self, model: str, outcome: "_Outcome", agrees: bool | None) -> None:
-        if self.policy_runtime is not None and outcome.margin is not None:
-            self.policy_runtime.note_margin(model, outcome.plan, outcome.margin, agrees)
-
-    def _run(self, plan: LinkPlan, request: LinkRequest, context: LinkContext) -> LinkedTable:
-        runtime = self.policy_runtime
-        sample = None if runtime is None else runtime.sample(request, plan, context.knowledge)
-        job = LinkJob(plan, request.prompt, context.resources, request.reused_rows, sample)
-        linked = self.executor.run(job, table=request.table, reserve=request.reserve)
-        if runtime is not None and linked.shares is not None:
-            runtime.pairs(context.knowledge.model).budget.spend(linked.shares.seconds)
-        return linked
-
-    def _keep_artifacts(self, artifacts: Mapping[ArtifactKey, Artifact]) -> None:
-        for key, artifact in artifacts.items():
-            kept = self.store.put_artifact(key, artifact)
-            if kept and key.kind is ArtifactKind.PATCH and key not in self._pool:
-                self._pool.append(key)
-
-    def _keep_prefix(self, request: LinkRequest, prefill: Prefill, context: LinkContext) -> None:
+    def _keep_prefix(self, request: LinkRequest, prefill: Prefill, model: str) -> None:
         """Keep an exact prompt as a prefix; a chunk deleted meanwhile must not live on in it."""
         prompt = request.prompt
         if request.table is None and prefill.plan.exact and not prompt.slid_rows and self._all_held(request):
-            prefixes = self._prefixes(context.knowledge.model)
+            prefixes = self._prefixes(model)
             prefixes.put(_segments(prompt), _copied(prefill.linked, prompt.tokens))
 
     def _all_held(self, request: LinkRequest) -> bool:
@@ -259,32 +216,44 @@ class Linker:
         return self.store.prefixes(owner_id(model, self.adapter.dtype, self.store.salt))
 
 
-@dataclass(frozen=True, slots=True)
-class _Linked:
-    """A request that was linked: its strategy as it was parsed, the result, and what it was planned with."""
-
-    request: LinkRequest
-    prefill: Prefill
-    context: LinkContext
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What came of a plan.
+@dataclass(slots=True)
+class _Answer:
+    """What came of a prompt's plans: of one, or of a second or third that computes more where the first gave no answer.
 
     Attributes:
         plan: the plan that was carried out in the end.
         linked: its result.
+        formed: rows run to form patches.
         repeated, margin, finite: see `Usage`.
-        again: why the prompt was computed in full after all.
+        why: why the plan is not the strategy asked for; None if it is.
     """
 
-    plan: LinkPlan
-    linked: LinkedTable
+    plan: LinkPlan = field(init=False)
+    linked: LinkedTable = field(init=False)
+    formed: int = 0
     repeated: int = 0
     margin: float | None = None
     finite: bool = True
-    again: str | None = None
+    why: str | None = None
+
+    def usage(self, captured: int, recaptured: int, seconds: float) -> Usage:
+        """Return what the answer cost, with the rows prefilled alone before, and the seconds to the first token."""
+        trace = self.linked.trace
+        return Usage(
+            lane=self.plan.strategy,
+            prompt_tokens=trace.cached + trace.computed,
+            cached_tokens=trace.cached,
+            computed_tokens=trace.computed,
+            patched_tokens=trace.patched,
+            forming_tokens=self.formed,
+            recaptured_tokens=recaptured,
+            captured_tokens=captured,
+            ttft_seconds=seconds,
+            repeated_tokens=self.repeated,
+            margin=self.margin,
+            finite=self.finite,
+            fallback=self.why or self.plan.remark,
+        )
 
 
 def _segments(prompt: Prompt) -> list[Segment]:

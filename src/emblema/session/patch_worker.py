@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 
@@ -17,12 +17,12 @@ import torch
 
 from emblema.errors import EmblemaError, LoadError
 from emblema.kv.chunk import Chunk
+from emblema.kv.device import beside_model
+from emblema.kv.keys import ArtifactKey
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows, kv_bytes, rows_finite
-from emblema.kv.patch import Patch, compose, deficit, form_patch, remaining
+from emblema.kv.patch import LEAST_KEPT, Patch, deficit, form_faithful_patch
 from emblema.kv.rotation import PhaseBook, unplace
-from emblema.kv.side_stream import beside_model
 from emblema.link.policy.policy import Policy
-from emblema.store.keys import ArtifactKey
 from emblema.store.store import TenantStore
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ IDLE_SECONDS = 0.2
 """Seconds that the thread waits for another job before it ends."""
 CLOSING_SECONDS = 30.0
 """Seconds that `close` waits for the queued jobs."""
+REMEMBERED = 4096
+"""Patches that held too little, at most, that are not formed again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +48,7 @@ class PatchJob:
         layouts, dtype: of the model.
         source, target: phases of the canonical and of the conditioned rows, worked out already: no model is asked.
         rank: of the patch.
-        base: a stored patch to update instead, by `update` directions.
+        least_kept: share of what is missing that it has to hold to be kept.
     """
 
     store: TenantStore
@@ -58,8 +60,7 @@ class PatchJob:
     source: PhaseBook
     target: PhaseBook
     rank: int
-    base: ArtifactKey | None = None
-    update: int = 32
+    least_kept: float = LEAST_KEPT
 
     @property
     def bytes(self) -> int:
@@ -67,8 +68,8 @@ class PatchJob:
         return kv_bytes(self.rows)
 
     @torch.inference_mode()
-    def form(self) -> Patch:
-        """Return the patch; algebra only, on any thread.
+    def form(self) -> Patch | None:
+        """Return the patch, or None where it holds too little; algebra only, on any thread.
 
         Raises:
             LoadError: the canonical rows are lost, or rows are not finite.
@@ -79,10 +80,7 @@ class PatchJob:
         for conditioned, canonical, layout in zip(self.rows, self.chunk.rows, self.layouts, strict=True):
             own = unplace(canonical.to(conditioned.keys.device), layout, self.source)
             deficits.append(deficit(unplace(conditioned, layout, self.target), own))
-        stored = None if self.base is None else self.store.find_patch(self.base)
-        if stored is None:
-            return form_patch(deficits, self.rank, self.dtype)
-        return compose(stored, form_patch(remaining(deficits, stored), self.update, self.dtype), self.rank)
+        return form_faithful_patch(deficits, self.rank, self.dtype, self.least_kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,8 @@ class FormingStatistics:
     Attributes:
         queued: submitted and not yet formed.
         formed: patches kept.
-        refused: formed, but not kept: a chunk was deleted meanwhile, or the patch is larger than a budget.
+        refused: formed, but not kept: a chunk was deleted meanwhile, the patch is larger than a budget, or holds too
+            little of what is missing.
         dropped: not formed: no room in the queue, no CPU time left in this minute, or closed.
         lost: not formed: the canonical rows could not be read, or are not finite.
         failed: forming raised an error, which is logged.
@@ -131,6 +130,8 @@ class PatchWorker:
         self._closed = False
         self._current: PatchJob | None = None
         self._counts = FormingStatistics()
+        # Patches that held too little of what is missing, the latest last: forming them again would give the same.
+        self._useless: OrderedDict[tuple[str, ArtifactKey, int, float], None] = OrderedDict()
         # Moments and CPU seconds of the last minute.
         self._spent: deque[tuple[float, float]] = deque()
 
@@ -158,6 +159,11 @@ class PatchWorker:
                 self._count(dropped=1)
                 return False
             return True
+
+    def found_useless(self, owner: str, key: ArtifactKey, rank: int, least_kept: float) -> bool:
+        """Return whether a patch of this rank was formed lately, and held less than this of what is missing."""
+        with self._lock:
+            return (owner, key, rank, least_kept) in self._useless
 
     def submit(self, job: PatchJob, policy: Policy) -> bool:
         """Queue a job; return False where it is not wanted. Never waits for the thread."""
@@ -220,7 +226,7 @@ class PatchWorker:
                 job = self._current = self._queue.popleft()
             began, outcome = time.thread_time(), "failed"
             try:
-                outcome = _form_and_keep(job)
+                outcome = self._form_and_keep(job)
             except Exception:
                 log.exception("forming the %s failed", job.key)
             finally:
@@ -233,6 +239,28 @@ class PatchWorker:
                     # Its rows are let go here, and not when the next job comes or the thread ends.
                     del job
                     self._changed.notify_all()
+
+    def _form_and_keep(self, job: PatchJob) -> str:
+        """Form and keep a patch; return the counter of `FormingStatistics` to raise."""
+        try:
+            if not all(chunk in job.store for chunk in job.key.chunks):
+                return "refused"
+            patch = _formed(job)
+            if patch is None:
+                self._note_useless(job)
+                return "refused"
+            return "formed" if job.store.put_artifact(job.key, patch) else "refused"
+        except LoadError:
+            return "lost"
+        except EmblemaError as error:
+            log.warning("the %s was not formed: %s", job.key, error)
+            return "lost"
+
+    def _note_useless(self, job: PatchJob) -> None:
+        with self._changed:
+            self._useless[job.store.owner, job.key, job.rank, job.least_kept] = None
+            if len(self._useless) > REMEMBERED:
+                self._useless.popitem(last=False)
 
     def _forget(self, job: PatchJob) -> None:
         self._keys.discard((job.store.owner, job.key))
@@ -248,27 +276,17 @@ class PatchWorker:
         return sum(seconds for _, seconds in self._spent)
 
 
-def _form_and_keep(job: PatchJob) -> str:
-    """Form and keep a patch; return the counter of `FormingStatistics` to raise."""
-    try:
-        if not all(chunk in job.store for chunk in job.key.chunks):
-            return "refused"
-        return "formed" if job.store.put_artifact(job.key, _formed(job)) else "refused"
-    except LoadError:
-        return "lost"
-    except EmblemaError as error:
-        log.warning("the %s was not formed: %s", job.key, error)
-        return "lost"
+def _formed(job: PatchJob) -> Patch | None:
+    """Return a job's patch, or None where it holds too little.
 
-
-def _formed(job: PatchJob) -> Patch:
-    """Return a job's patch; on a GPU it is formed beside the model, and lies in memory of the model's stream."""
+    On a GPU it is formed beside the model, and lies in memory of the model's stream.
+    """
     devices = dict.fromkeys(rows.keys.device for rows in job.rows)
     with ExitStack() as streams:
         for device in devices:
             streams.enter_context(beside_model(device))
         patch = job.form()
-    return patch if all(device.type == "cpu" for device in devices) else patch.copy()
+    return patch if patch is None or all(device.type == "cpu" for device in devices) else patch.copy()
 
 
 def _lower_priority() -> None:

@@ -1,34 +1,30 @@
-"""What is learnt from the prompts of one tenant: patches for later prompts, costs, and fidelity."""
+"""What is learnt from the prompts of one tenant: patches for later prompts, and fidelity."""
 
 import math
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy
+from torch import Tensor
+
 from emblema.kv.chunk import Chunk
-from emblema.link.plan import LinkPlan
-from emblema.link.policy.choosing import rank_of
-from emblema.link.policy.continuations import Continuations
-from emblema.link.policy.costs import Costs, Rates
-from emblema.link.policy.fidelity import LaneReport, Sample
-from emblema.link.policy.frequency import FrequencySketch
-from emblema.link.policy.learning_budget import LearningCosts
-from emblema.link.policy.margins import MarginSample
-from emblema.link.policy.policy import REPEATED, Lane, Policy, PolicyInputs, RowCosts
+from emblema.kv.keys import ArtifactKey
+from emblema.link.lanes import Lane, lanes_of, measured_lanes
+from emblema.link.plan import LinkPlan, PrefixOrigin
+from emblema.link.policy.certificate import Sample
+from emblema.link.policy.decide import rank_of
+from emblema.link.policy.expectations import Continuations, RecentSightings, RowCosts
+from emblema.link.policy.fidelity import PROVISIONAL, LaneReport, MeasuredLanes, compare
+from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
-from emblema.link.strategies.auto import Auto, second_pass_pays
+from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, Strategy
-from emblema.link.taken_rows import ShareSample
 from emblema.models.adapter import Adapter
-from emblema.session.canary import Canary, CanaryStatistics, lanes_of
+from emblema.session.canary import Canary, CanaryStatistics
 from emblema.session.fidelity_logs import FidelityLogs
-from emblema.session.pair_memories import PairMemories
-from emblema.session.pair_memory import PairMemory
-from emblema.session.pair_rows import linked_rows, names_all, teaches
+from emblema.session.new_media import InlineMediaStatistics, NewMedia
 from emblema.session.patch_worker import FormingStatistics, PatchJob, PatchWorker
 from emblema.session.requests import LinkRequest, Prefill
-from emblema.session.seen_media import InlineMediaStatistics, SeenMedia
-from emblema.store.keys import ArtifactKey, ArtifactKind
 from emblema.store.store import TenantStore
 
 
@@ -43,38 +39,31 @@ class PolicyStatistics:
     canary: CanaryStatistics
     inline_media: InlineMediaStatistics = InlineMediaStatistics()
     not_finite: int = 0
-    learning: LearningCosts = LearningCosts()
 
 
 class PolicyRuntime:
     """What `auto` decides by for one tenant, and what was measured. `engine.policy_runtime`.
 
-    It learns from prompts that were linked, on the thread that owns the model. Costs of rows are the machine's, and
-    shared by the tenants of a model; how faithful a lane is depends on contents, and is each tenant's own.
+    It learns from prompts that were linked, on the thread that owns the model. How faithful a lane is depends on
+    contents, and is each tenant's own.
 
     Args:
         adapter: the model.
         store: the tenant's store.
         policy: the bounds.
         patch_worker: forms patches in the background.
-        costs: what rows cost.
     """
 
-    def __init__(
-        self, adapter: Adapter, store: TenantStore, policy: Policy, patch_worker: PatchWorker, costs: Costs
-    ) -> None:
-        self.adapter, self.store, self.policy = adapter, store, policy
-        self.patch_worker, self.costs = patch_worker, costs
+    def __init__(self, adapter: Adapter, store: TenantStore, policy: Policy, patch_worker: PatchWorker) -> None:
+        self.adapter, self.store, self.policy, self.patch_worker = adapter, store, policy, patch_worker
         self._logs = FidelityLogs.of_store(store.parent)
         self._log = self._logs.of(store.owner)
-        self._canary = Canary(self._log, lambda: self.adapter.fingerprint)
-        self._seen_media = SeenMedia(adapter, store)
+        self._canary = Canary(self._log, lambda: self.adapter.fingerprint, policy)
+        self.new_media = NewMedia(adapter, store)
         self._comparing = False
         self._not_finite = 0
-        self._memories = PairMemories.of_store(store.parent)
-        self._pairs: PairMemory | None = None
         # Chunks by their antecedents, as they were met lately.
-        self._met = FrequencySketch()
+        self._met = RecentSightings()
         self._continuations = Continuations()
 
     @property
@@ -83,9 +72,8 @@ class PolicyRuntime:
         return PolicyStatistics(
             self.patch_worker.statistics,
             self._canary.statistics,
-            self._seen_media.statistics,
+            self.new_media.statistics,
             self._not_finite,
-            LearningCosts() if self._pairs is None else self._pairs.budget.costs,
         )
 
     @property
@@ -99,15 +87,6 @@ class PolicyRuntime:
         """What was measured of every lane, by model and kind of content."""
         return self._log.reports()
 
-    @property
-    def rates(self) -> Rates | None:
-        """What rows were measured to cost; None before there was enough to tell."""
-        return self.costs.rates
-
-    def has_seen(self, chunk: str) -> bool:
-        """Return whether media of this id came with a prompt before and were not kept."""
-        return self._seen_media.has_seen(chunk)
-
     def trusts(self, kind: str, lane: Lane | str, policy: Policy | None = None) -> bool:
         """Return whether `auto` may take a lane for a kind of content on this model.
 
@@ -120,11 +99,21 @@ class PolicyRuntime:
         """
         return self._log.verdict(self.adapter.fingerprint, kind, Lane(lane), policy or self.policy).open
 
-    def record(self, kind: str, lane: Lane | str, kl: float, agrees: bool) -> bool:
-        """Add a measurement made elsewhere, such as a check's; return whether it closed or opened the lane."""
+    def record(self, kind: str, lane: Lane | str, kl: float, agrees: bool, margin: float = 1.0) -> bool:
+        """Add a measurement made elsewhere, such as a check's; return whether it closed or opened the lane.
+
+        An answer of less than the provisional margin counts as one that would not have stood.
+        """
         model = self.adapter.fingerprint
         self._logs.refresh(self.store.owner)
-        turned = self._log.record(model, kind, Lane(lane), Sample(float(kl), bool(agrees)), self.policy)
+        turned = self._log.record(
+            model,
+            kind,
+            Lane(lane),
+            Sample(float(kl), bool(agrees), margin),
+            self.policy,
+            accepted=margin >= PROVISIONAL,
+        )
         self._logs.save(self.store.owner)
         return turned
 
@@ -133,55 +122,22 @@ class PolicyRuntime:
         self._log.set_plateau(self.adapter.fingerprint, rank)
         self._logs.save(self.store.owner)
 
-    def policy_inputs(self, model: str) -> PolicyInputs:
-        """Return what `auto` decides by, for the model of a fingerprint."""
+    def measured(self, model: str) -> MeasuredLanes:
+        """Return what was measured of a model's lanes, by other processes too."""
         self._logs.refresh(self.store.owner)
-        return PolicyInputs(
-            self.policy,
-            lambda kind, lane, policy: self._log.verdict(model, kind, lane, policy),
-            self.costs.gain,
-            self._log.plateau(model),
-            lambda names: self._met.estimate(names) > 0,
-            lambda: self._log.unsure_share(model),
-            lambda kinds: self._log.least_margin(model, kinds),
-            self._row_costs,
-            self.pairs(model).knows,
-            self._continuations.share,
+        return self._log.measured(model)
+
+    def costs(self, model: str) -> RowCosts:
+        """Return what linking is expected to cost on a model."""
+        return RowCosts(
+            unsure=lambda prompt: self._log.unsure_share(model, prompt),
+            continued=self._continuations.share,
+            seen=self.new_media.has_seen,
         )
 
-    def pairs(self, model: str | None = None) -> PairMemory:
-        """Return the memory of pairs, of the model of a fingerprint or as it is now."""
-        model = model or self.adapter.fingerprint
-        if self._pairs is None or self._pairs.model != model:
-            self._pairs = self._memories.of(self.store, self.adapter, model)
-        return self._pairs
-
-    def sample(self, request: LinkRequest, plan: LinkPlan, knowledge: Knowledge) -> ShareSample | None:
-        """Return which rows of a prompt the memory of pairs wants to learn from; None for none.
-
-        Prompts of which chunks are not in the store teach nothing of these. Those that are too short for a second pass
-        are learnt from as far as that was earned: others like them cannot be served from memory.
-        """
-        policy = self._policy_of(request)
-        may_learn = policy is not None and policy.forming and policy.pair_share > 0 and not self._comparing
-        if not may_learn or request.table is not None or not teaches(plan) or not names_all(request.prompt):
-            return None
-        prompt, policy = request.prompt, policy or self.policy
-        held = [
-            (segment, chunk) for segment, chunk in prompt.chunk_segments if segment.start and chunk.id in self.store
-        ]
-        keys = [
-            ArtifactKey(knowledge.model, chunk.id, prompt.antecedents(segment), ArtifactKind.PAIRS)
-            for segment, chunk in held
-        ]
-        pays = second_pass_pays(
-            prompt, [(chunk.tokens, policy.pair_share) for _, chunk in held], knowledge.policy_inputs
-        )
-        return self.pairs(knowledge.model).next_sample(keys, policy, on_credit=pays)
-
-    def answering(self, model: str) -> AbstractContextManager[None]:
-        """Return a block in which a prompt is linked for an answer; what the canary links is none."""
-        return nullcontext() if self._comparing else self.pairs(model).budget.answering()
+    def recurs(self, names: Sequence[str]) -> bool:
+        """Return whether all of a prompt's chunks were met lately in this order, from their ids."""
+        return self._met.count(names) > 0
 
     def _policy_of(self, request: LinkRequest) -> Policy | None:
         """Return the bounds of a request; None for a canary's trial."""
@@ -190,34 +146,35 @@ class PolicyRuntime:
             return self.policy
         return None if strategy.trial is not None else strategy.policy or self.policy
 
-    def note_margin(self, model: str, plan: LinkPlan, margin: float, agrees: bool | None) -> None:
-        """Count the answer of a plan with a second pass.
+    def note_answer(self, request: LinkRequest, plan: LinkPlan, logits: Tensor, full: Tensor | None) -> None:
+        """Count an answer over linked rows.
 
         Args:
-            model: the model's fingerprint.
-            plan: the plan.
-            margin: by how much the probabilities of its two likeliest first tokens differed.
-            agrees: whether it was full prefill's, where the prompt was computed in full after all.
+            request: what was asked.
+            plan: how it was linked.
+            logits: [vocab] of its first token.
+            full: those of full prefill, where the answer did not stand; None where it did.
         """
-        if not self._comparing:
-            kinds = {decision.kind for decision in plan.decisions if decision.lane in REPEATED}
-            self._log.note_margin(model, kinds, MarginSample(margin, agrees))
+        lanes = measured_lanes(plan.decisions)
+        if self._comparing or self._policy_of(request) is None or not lanes:
+            return
+        model = self.adapter.fingerprint
+        self._log.note_accepted(model, lanes, full is None, self.policy)
+        if full is not None:
+            sample = compare(full.cpu().numpy(), logits.cpu().numpy())
+            for kind, lane in sorted(lanes):
+                self._log.record(model, kind, lane, sample, self.policy, accepted=False)
 
     def note_not_finite(self, model: str, request: LinkRequest, plan: LinkPlan) -> None:
         """Count a plan whose logits were not finite, as an infinite divergence of every lane that it took."""
         self._not_finite += 1
-        lanes, policy = lanes_of(plan.decisions), self._policy_of(request)
-        if policy is None or not lanes:
+        lanes = lanes_of(plan.decisions)
+        if self._policy_of(request) is None or not lanes:
             return
         self._logs.refresh(self.store.owner)
         for kind, lane in sorted(lanes):
-            self._log.record(model, kind, lane, Sample(math.inf, False), policy)
+            self._log.record(model, kind, lane, Sample(math.inf, False), self.policy)
         self._logs.save(self.store.owner)
-
-    def _row_costs(self) -> RowCosts:
-        """What a forward and a taken row cost here, in computed rows."""
-        ratios = self.costs.ratios()
-        return RowCosts() if ratios is None else RowCosts(*ratios)
 
     def learn(self, request: LinkRequest, prefill: Prefill, knowledge: Knowledge) -> None:
         """Learn from a prompt that was just linked; its table is not kept.
@@ -234,27 +191,17 @@ class PolicyRuntime:
                 self._met.add((*request.prompt.antecedents(segment), chunk.id))
             if request.table is None:
                 self._continuations.note(request.prompt)
-        if prefill.linked.shares is not None:
-            memory = self.pairs(knowledge.model)
-            with memory.budget.learning():
-                rows = linked_rows(self.adapter, prefill, self._canonical, memory.witnesses)
-            if rows is not None:
-                memory.add(rows)
         if policy.forming and auto.trial is None:
             self._queue_patches(request, prefill, knowledge, policy)
         if self._comparing:
             return
-        plan, trace = prefill.plan, prefill.trace
-        ran = trace.computed + trace.repeated
-        if not plan.selectors and trace.row_layers == ran * plan.layers:
-            forwards = 1 if plan.recomputation is None else 2
-            self.costs.observe(ran, trace.cached, trace.patch_bytes, trace.seconds, forwards)
+        plan = prefill.plan
         if request.reused_rows == 0 and (plan.decisions or plan.strategy in ("full", "prefix")):
             self._canary.consider(prefill, policy)
 
     def _queue_patches(self, request: LinkRequest, prefill: Prefill, knowledge: Knowledge, policy: Policy) -> None:
         """Queue patches of what was computed in context; those of media still to be made into chunks come after."""
-        due = self._seen_media.due(request.prompt, policy) if request.inline_media else {}
+        due = self.new_media.due(request.prompt, policy) if request.inline_media else {}
         later: list[PatchJob] = []
         for job in self._patch_jobs(request, prefill, knowledge, policy, due):
             if due.keys().isdisjoint(job.key.chunks):
@@ -262,14 +209,15 @@ class PolicyRuntime:
             else:
                 later.append(job)
         if request.inline_media:
-            self._seen_media.keep(due, later, prefill.trace.computed, policy)
+            self.new_media.keep(due, later, prefill.trace.computed, policy)
 
     def _patch_jobs(
         self, request: LinkRequest, prefill: Prefill, knowledge: Knowledge, policy: Policy, due: Collection[str]
     ) -> Iterator[PatchJob]:
         """Yield a job for each chunk whose patch is worth forming; its rows are copied when the job is yielded.
 
-        Such a chunk was computed in every layer, with all that precedes it in the table, and no patch of it is known.
+        Such a chunk was computed in every layer, now or for an exact prefix, with all that precedes it in the table,
+        and no patch of it is known.
 
         Args:
             due: ids of chunks that are not in the store, and will be by the time the patch is formed.
@@ -277,15 +225,15 @@ class PolicyRuntime:
         adapter, prompt, plan, linked = self.adapter, prefill.prompt, prefill.plan, prefill.linked
         if not (plan.strategy in ("full", "prefix") or plan.strategy.startswith("auto:")):
             return
-        codes = plan.sources()
+        written = _written_in_context(plan)
         decisions = {decision.start: decision for decision in plan.decisions}
         held = linked.table.rows[: linked.rows].cpu()
         for segment, chunk in prompt.chunk_segments:
-            computed = not (codes[:, segment.start : segment.stop] != 0).any()
-            if segment.start == 0 or segment.start < request.reused_rows or not computed:
+            leads = prompt.leads(segment, adapter.anchor)
+            if leads or segment.start < request.reused_rows or not written[:, segment.start : segment.stop].all():
                 continue
             canonical = chunk if chunk.id in due else self._canonical(segment)
-            if canonical is None or self._met.estimate((*prompt.antecedents(segment), chunk.id)) < policy.sightings:
+            if canonical is None or self._met.count((*prompt.antecedents(segment), chunk.id)) < policy.sightings:
                 continue
             key = ArtifactKey(chunk.model, canonical.id, prompt.antecedents(segment))
             if not all(name in due or name in self.store for name in key.antecedents):
@@ -293,11 +241,15 @@ class PolicyRuntime:
                 continue
             decision, rank = decisions.get(segment.start), rank_of(canonical, knowledge, policy)
             # `auto` found no patch that is large enough, though there may be one of lower rank.
-            lacking = decision is not None and decision.lane in (Lane.FULL, Lane.REFRESH)
+            lacking = decision is not None and decision.lane is Lane.FULL
             slots = ((held >= segment.start) & (held < segment.stop)).nonzero().squeeze(1)
             if rank == 0 or len(slots) != chunk.tokens or not (lacking or not self.store.has_artifact(key)):
                 continue
             size = chunk.tokens * adapter.dtype.itemsize * sum(layout.features for layout in adapter.layouts)
+            # A rank that somebody chose or measured is not second-guessed.
+            least_kept = 0.0 if policy.rank or knowledge.measured.plateau else policy.kept
+            if self.patch_worker.found_useless(self.store.owner, key, rank, least_kept):
+                continue
             if not self.patch_worker.wants(self.store.owner, key, size, policy):
                 continue
             yield PatchJob(
@@ -310,8 +262,7 @@ class PolicyRuntime:
                 adapter.phases(canonical.encoded.positions),
                 adapter.phases(prompt.positions[:, segment.start : segment.stop]),
                 rank,
-                decision.key if decision is not None and decision.lane is Lane.REFRESH else None,
-                policy.refresh_rank,
+                least_kept,
             )
 
     def _canonical(self, segment: Segment) -> Chunk | None:
@@ -324,8 +275,7 @@ class PolicyRuntime:
     @property
     def waiting(self) -> bool:
         """Whether there is idle work."""
-        pairs = self._pairs is not None and self._pairs.waiting
-        return pairs or self._canary.waiting or self._seen_media.waiting
+        return self._canary.waiting or self.new_media.waiting
 
     def idle(self, link: Callable[[Prompt, Strategy], Prefill]) -> None:
         """Make chunks of media that came a second time, and compare the prompt that the canary took.
@@ -337,24 +287,21 @@ class PolicyRuntime:
         """
         if self._comparing:
             return
-        if self._pairs is not None:
-            self._pairs.idle()
         self.make_media()
         if not self._canary.waiting:
             return
         self._comparing = True
         self._logs.refresh(self.store.owner)
         try:
-            with self.pairs().budget.learning():
-                if self._canary.run(self._can_compare, link):
-                    self._logs.save(self.store.owner)
+            if self._canary.run(self._can_compare, link):
+                self._logs.save(self.store.owner)
         finally:
             self._comparing = False
 
     def make_media(self) -> None:
         """Make chunks of media that came a second time. On the thread that owns the model."""
-        if self._seen_media.waiting:
-            self._seen_media.make(self.patch_worker.submit)
+        if self.new_media.waiting:
+            self.new_media.make(self.patch_worker.submit)
 
     def _can_compare(self, prompt: Prompt) -> bool:
         """Return whether no chunk of a prompt was deleted, and those taken as canonical are in the store.
@@ -364,3 +311,12 @@ class PolicyRuntime:
         parts = [part for part in prompt.chunk_parts if part.name]
         canonical = (part.name for part in parts if part.state is RowState.CANONICAL)
         return not self.store.deleted(part.name for part in parts) and all(name in self.store for name in canonical)
+
+
+def _written_in_context(plan: LinkPlan) -> numpy.ndarray:
+    """Return which rows are as the prompt's own forward makes them, [layers, rows]: computed, or of an exact prefix."""
+    written = plan.sources() == 0
+    for part in plan.ranges:
+        if isinstance(part.origin, PrefixOrigin):
+            written[slice(*part.layers), part.start : part.stop] = True
+    return written

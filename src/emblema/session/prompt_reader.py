@@ -8,16 +8,18 @@ from typing import Any
 
 from PIL import Image
 
-from emblema.errors import ModelError, PromptError
+from emblema.errors import MediaError, ModelError, PromptError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.link.prompt import ChunkPart, Part, TextPart
 from emblema.media.audio import Audio
+from emblema.media.given import GivenMedia, read_item
 from emblema.media.load import DocumentPages, LoadedMedia
-from emblema.media.source import is_address
+from emblema.media.settings import PLAIN
 from emblema.media.video import Video
 from emblema.models.prepare import Preparer
 from emblema.session.chat_template import ChatTemplate, ChatTurn, Item
 from emblema.session.rendering import TextPiece, plain, refuse_long, render, tokenize
+from emblema.session.tool_calls import in_plain_turns, read_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,8 @@ Message = Mapping[str, Any]
 PromptLike = str | Sequence[PromptPart] | Sequence[Message]
 
 
-MediaReader = Callable[[Any, str | None], Sequence[ChunkPart]]
-"""Reads a source of media, or a piece that the encoder made, of a kind or of any; returns a part for each chunk."""
+MediaReader = Callable[[GivenMedia], Sequence[ChunkPart]]
+"""Reads media, or a piece that the encoder made; returns a part for each chunk."""
 
 
 def items_of(part: PromptPart, read: MediaReader | None = None) -> tuple[Item, ...]:
@@ -57,16 +59,25 @@ def items_of(part: PromptPart, read: MediaReader | None = None) -> tuple[Item, .
         return tuple(ChunkPart(chunk) for chunk in part)
     if isinstance(part, SlidPart) and isinstance(part.piece, Chunk | Clip):
         return tuple(ChunkPart(item.chunk, slid=True) for item in items_of(part.piece) if isinstance(item, ChunkPart))
-    if read is not None and isinstance(part, EncodedChunk | Path | Image.Image | DocumentPages | Video | Audio):
-        return tuple(read(part, None))
     if read is not None and isinstance(part, list | tuple) and part and isinstance(part[0], EncodedChunk):
-        return tuple(item for piece in part for item in read(piece, None))
+        return tuple(item for piece in part for item in read(GivenMedia(piece, None)))
+    if read is not None and (isinstance(part, EncodedChunk) or _is_media(part)):
+        return tuple(read(GivenMedia(part, None)))
     if isinstance(part, list | tuple) and all(type(token) is int and 0 <= token < 2**63 for token in part):
         return (tuple(part),)
     raise PromptError(
         f"a part of the prompt is a {type(part).__name__}: give text, a chunk or clip from engine.add, a picture, the "
         "path of a file, what engine.encode made, or token ids"
     )
+
+
+def _is_media(part: Any) -> bool:
+    """Return whether a part of a prompt is media itself: as an object, a path, or a list of frames."""
+    if isinstance(part, list | tuple):
+        return bool(part) and all(not isinstance(frame, list | tuple) and _is_media(frame) for frame in part)
+    if isinstance(part, Path | Image.Image | DocumentPages | Video | Audio):
+        return True
+    return hasattr(part, "read") or (hasattr(part, "__array__") and hasattr(part, "shape"))
 
 
 def readable(text: Any) -> str:
@@ -92,65 +103,54 @@ def turns_of(messages: Sequence[Message], read: MediaReader) -> list[ChatTurn]:
     """
     turns = []
     for index, message in enumerate(messages):
-        role, content = message.get("role"), message.get("content")
+        role, content, calls = message.get("role"), message.get("content"), message.get("tool_calls")
+        content = "" if content is None and calls else content
         if not isinstance(role, str) or content is None:
             raise PromptError(f"message {index} needs a role and a content")
         if ROLE.fullmatch(role) is None:
             raise PromptError(f"message {index} has the role {role[:40]!r}: a role is a short word such as user")
+        fields = {name: message[name] for name in ("tool_call_id", "name") if role == "tool" and name in message}
+        if calls:
+            fields["tool_calls"] = read_calls(calls, index)
         if isinstance(content, str):
-            turns.append(ChatTurn(role, (readable(content),), plain=True))
+            turns.append(ChatTurn(role, (readable(content),), fields))
             continue
         if not isinstance(content, list | tuple):
             raise PromptError(f"message {index} has a content of type {type(content).__name__}: give a text or a list")
         items: list[Item] = []
         for item in content:
             items += _items_of_content(item, index, read)
-        turns.append(ChatTurn(role, tuple(items)))
+        turns.append(ChatTurn(role, tuple(items), fields))
     return turns
-
-
-# Types of content items, and the kind of media that each must have; a file may have any.
-_MEDIA_ITEMS = (("image", "image"), ("image_url", "image"), ("video", "video"), ("video_url", "video"), ("file", None))
 
 
 def _items_of_content(item: Any, index: int, read: MediaReader) -> tuple[Item, ...]:
     if not isinstance(item, Mapping):
         return items_of(item, read)
-    kind = item.get("type")
+    kind = item.get("type", "text" if "text" in item else None)
     if kind == "text":
         return (readable(item.get("text")),)
-    found = _media_item(item)
+    try:
+        found = read_item(item)
+    except MediaError as error:
+        raise PromptError(f"message {index}: {error}") from error
     if found is None:
         raise PromptError(
-            f"message {index} has a content item of type {kind!r}: use text, image, image_url, video, video_url or file"
+            f"message {index} has a content item of type {str(kind)[:40]!r}: use text, image, image_url, video, "
+            "video_url, audio or file"
         )
-    source, media = found
-    if isinstance(source, Chunk | Clip | SlidPart):
-        return items_of(source)
-    if not _may_be(kind, source):
-        raise PromptError(f"message {index} has an {kind} that is no http, https or data address")
-    return tuple(read(source, media))
+    if isinstance(found.source, Chunk | Clip | SlidPart):
+        found.settings.refuse_all("media that are prefilled")
+        return items_of(found.source)
+    return tuple(read(found))
 
 
-def _media_item(item: Mapping[str, Any]) -> tuple[Any, str | None] | None:
-    """Return the source of a content item and the kind that it must have; None where it is no item of media."""
-    for name, media in _MEDIA_ITEMS:
-        if item.get("type") == name and name in item:
-            return item[name].get("url") if isinstance(item[name], Mapping) else item[name], media
-    return None
-
-
-def _may_be(type: Any, source: Any) -> bool:
-    """Return whether an item of this type may have this source: clients name addresses, the embedding program files."""
-    return not str(type).endswith("_url") or (isinstance(source, str) and is_address(source))
-
-
-async def load_named(given: PromptLike, load: Callable[[Any, str | None], Awaitable[LoadedMedia]]) -> PromptLike:
+async def load_named(given: PromptLike, load: Callable[[GivenMedia], Awaitable[LoadedMedia]]) -> PromptLike:
     """Return a prompt with what it names by path, address or bytes loaded; what is wrong with it is left in it.
 
     Args:
         given: as `PromptReader.parts` takes it.
-        load: loads a source of a kind, or of any.
+        load: loads media.
 
     Raises:
         MediaError: of `load`.
@@ -159,20 +159,25 @@ async def load_named(given: PromptLike, load: Callable[[Any, str | None], Awaita
         return given
 
     async def loaded(part: Any) -> Any:
-        if isinstance(part, Path):
-            return await load(part, None)
+        if _is_media(part):
+            return await load(GivenMedia(part, None))
         content = part.get("content") if isinstance(part, Mapping) else None
         if not isinstance(content, list | tuple):
             return part
         return {**part, "content": [await of_item(item) for item in content]}
 
     async def of_item(item: Any) -> Any:
-        found = _media_item(item) if isinstance(item, Mapping) else None
-        if found is None:
-            return await load(item, None) if isinstance(item, Path) else item
-        source, media = found
-        named = isinstance(source, str | Path | bytes) and _may_be(item["type"], source)
-        return {"type": "file", "file": await load(source, media)} if named else item
+        if not isinstance(item, Mapping):
+            return await load(GivenMedia(item, None)) if _is_media(item) else item
+        try:
+            found = read_item(item)
+        except MediaError:
+            return item
+        if found is None or isinstance(found.source, Chunk | Clip | SlidPart | EncodedChunk):
+            return item
+        if found.settings == PLAIN and isinstance(found.source, LoadedMedia):
+            return item
+        return {"type": "file", "file": await load(found)}
 
     return [await loaded(part) for part in given]
 
@@ -199,8 +204,12 @@ class PromptReader:
             raise ModelError("this model came without a processor: only token ids with template=False can be prefilled")
         return self._template
 
-    def parts(self, given: PromptLike, template: bool, read: MediaReader) -> list[Part]:
+    def parts(
+        self, given: PromptLike, template: bool, read: MediaReader, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Part]:
         """Return prompt parts of what a caller gave; `template` wraps parts in one user turn, `read` reads media.
+
+        Where the chat template has no place for `tools`, or for calls of them, they are told as text.
 
         Raises:
             PromptError: it is empty, of another shape, or holds more text than is allowed.
@@ -217,7 +226,10 @@ class PromptReader:
         if messages:
             if len(messages) != len(parts):
                 raise PromptError("a prompt is made of parts or of messages, not of both")
-            return render(turns_of(messages, read), self.template)
+            called = tools or any(part.get("tool_calls") or part.get("role") == "tool" for part in messages)
+            if called and not self.template.takes_tools:
+                messages, tools = in_plain_turns(messages, tools, system=self.template.takes_system), ()
+            return render(turns_of(messages, read), self.template, tools)
         items = [item for part in parts if not isinstance(part, Mapping) for item in items_of(part, read)]
         if template:
             return render([ChatTurn("user", tuple(items))], self.template)

@@ -10,6 +10,7 @@ from emblema.link.plan import LinkPlan
 from emblema.session.decode_batch import TokenProbability
 from emblema.session.decoding import Sampling
 from emblema.session.requests import Usage
+from emblema.session.vocabulary import EMPTY
 
 FinishReason = Literal["stop", "length"]
 
@@ -40,6 +41,8 @@ class Reply:
         usage: what it cost.
         found: requests for retrieval that were answered.
         plan: the prompt's plan.
+        remark: words of the prompt that the model does not know, if its words are a closed list, and that an answer
+            is empty; None if there is nothing to say.
     """
 
     text: str
@@ -48,6 +51,7 @@ class Reply:
     usage: Usage
     found: tuple[AnsweredRequest, ...]
     plan: LinkPlan = field(repr=False)
+    remark: str | None = None
 
 
 class Piece(str):
@@ -56,14 +60,16 @@ class Piece(str):
     Attributes:
         reply: the whole reply, in the last piece.
         probability: of the piece's token, where it was asked for.
+        choice: which of a prompt's replies it belongs to, from 0.
     """
 
     reply: Reply | None
     probability: TokenProbability | None
+    choice: int
 
     def __new__(cls, text: str, reply: Reply | None = None, probability: TokenProbability | None = None) -> Self:
         piece = super().__new__(cls, text)
-        piece.reply, piece.probability = reply, probability
+        piece.reply, piece.probability, piece.choice = reply, probability, 0
         return piece
 
     @property
@@ -86,6 +92,13 @@ class TextDecoder:
         self.token_ids.append(token)
         fresh = self._fresh()
         return "" if fresh.endswith("\ufffd") else self._settle(fresh)
+
+    def peek(self, token: int) -> str:
+        """Return the text that a token would add, whole or not; it is not taken."""
+        self.token_ids.append(token)
+        fresh = self._fresh()
+        self.token_ids.pop()
+        return fresh
 
     def finish(self) -> str:
         """Return the text of the tokens that have given none, whole or not."""
@@ -152,11 +165,13 @@ class ReplyState:
         plan: the prompt's plan.
         usage: what the reply has cost so far.
         found: requests for retrieval that were answered so far.
+        remark: what the reply will say of its prompt.
     """
 
     plan: LinkPlan
     usage: Usage
     found: tuple[AnsweredRequest, ...] = ()
+    remark: str | None = None
 
 
 class ReplyText:
@@ -185,6 +200,11 @@ class ReplyText:
     def token_ids(self) -> tuple[int, ...]:
         """Tokens that gave text: all but an end token."""
         return self._stream.token_ids
+
+    def remark(self, prompt: str | None) -> str | None:
+        """Return what is said of the prompt, and whether the answer is empty as the model ended it at once."""
+        empty = EMPTY if len(self.made) == 1 and self.made[0] in self._ends else None
+        return "; ".join(filter(None, [prompt, empty])) or None
 
     def push(self, token: int) -> tuple[str, FinishReason | None]:
         """Take a token; return the text that is now certain, perhaps empty, and at the end why the reply ended."""
@@ -220,7 +240,8 @@ class ReplyWriter:
         if reason is None:
             return Piece(fresh)
         usage = replace(state.usage, completion_tokens=len(text.made))
-        return Piece(fresh, Reply(text.text, text.token_ids, reason, usage, state.found, state.plan))
+        remark = text.remark(state.remark)
+        return Piece(fresh, Reply(text.text, text.token_ids, reason, usage, state.found, state.plan, remark))
 
     def pieces(self, tokens: Iterator[int]) -> Iterator[Piece]:
         """Make the first token, and return a piece for every token."""

@@ -10,7 +10,7 @@ from emblema.link.executor import LinkedTable, LinkTrace
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Strategy
-from emblema.models.table import KVTable
+from emblema.models.tables import KVTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class Usage:
         captured_tokens: rows of new media that came with the prompt, prefilled alone before it was linked.
         linked_tokens: rows of chunks linked while decoding.
         repeated_tokens: rows computed a second time: the question's, and all of a first attempt that did not count.
-        margin: by how much the two likeliest first tokens' probabilities differed after a second pass; None without
-            one. An answer that was not sure enough is full prefill's, and the margin is the first attempt's.
+        margin: by how much the two likeliest first tokens' probabilities differed over linked rows; None over exact
+            ones. An answer that was not sure enough is full prefill's, and the margin is the first attempt's.
         ttft_seconds: from the call, forming included, to the first token; for a prefill alone, to its logits.
         completion_tokens: tokens made, the end token too.
         finite: whether the first attempt's logits were finite; where they were not, the answer is full prefill's.
@@ -88,12 +88,14 @@ class Prefill:
         plan: the plan that was carried out.
         usage: what it cost.
         linked: the executor's result; decoding appends to its table.
+        remark: what the reply will say of its prompt; see `Reply`.
     """
 
     prompt: Prompt
     plan: LinkPlan
     usage: Usage
     linked: LinkedTable = field(repr=False)
+    remark: str | None = None
 
     @property
     def logits(self) -> Tensor:

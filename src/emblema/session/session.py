@@ -1,19 +1,21 @@
 """One tenant's session on one model: what the engine, windows and streams are built on."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
-from emblema.errors import PromptError
+from emblema.errors import ContextLengthError
 from emblema.kv.chunk import EncodedChunk
-from emblema.link.policy.costs import Costs
-from emblema.link.policy.policy import Lane, Policy
+from emblema.link.lanes import Lane
+from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Part, Prompt, RowState
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy, strategy_name
 from emblema.media import MediaLimits
+from emblema.media.given import GivenMedia
 from emblema.models.adapter import Adapter
-from emblema.models.graph_recorder import step_recorder
+from emblema.models.decode_steps import step_recorder
 from emblema.models.prepare import Preparer
 from emblema.session.chunk_builder import ChunkBuilder
 from emblema.session.decoding import DecodeStart, Sampler, Sampling
@@ -25,6 +27,8 @@ from emblema.session.replies import Piece, ReplyState, ReplyText, ReplyWriter
 from emblema.session.requests import LinkRequest, Prefill
 from emblema.session.solo_decoding import SoloDecoding
 from emblema.session.survivors import SurvivorCache
+from emblema.session.tool_calls import texts_in
+from emblema.session.vocabulary import ClosedVocabulary, closed_vocabulary, texts_of
 from emblema.store.store import TenantStore
 
 DECODE_RESERVE = 256
@@ -42,7 +46,7 @@ class Session:
         preparer: prepares media for the encoder; None for a model that came without a processor.
         limits: bounds on media from outside.
         policy: bounds for `auto`.
-        patch_worker, costs, solo: shared by all sessions on the model.
+        patch_worker, solo: shared by all sessions on the model.
 
     Attributes:
         adapter: the model.
@@ -63,7 +67,6 @@ class Session:
         limits: MediaLimits,
         policy: Policy,
         patch_worker: PatchWorker,
-        costs: Costs,
         solo: SoloDecoding | None = None,
     ) -> None:
         self.adapter, self.store, self.limits = adapter, store, limits
@@ -72,7 +75,7 @@ class Session:
         self._defer_idle = False
         self.chunk_builder = ChunkBuilder(adapter, preparer, store, limits)
         self.prompt_reader = PromptReader(preparer, limits.text_bytes)
-        self.policy_runtime = PolicyRuntime(adapter, store, policy, patch_worker, costs)
+        self.policy_runtime = PolicyRuntime(adapter, store, policy, patch_worker)
         self.linker = Linker(adapter, store, self.policy_runtime)
         self.survivors = SurvivorCache(store)
 
@@ -80,7 +83,7 @@ class Session:
         """Return a session of another tenant on the same model."""
         runtime = self.policy_runtime
         other = Session(
-            self.adapter, store, self._preparer, self.limits, runtime.policy, runtime.patch_worker, runtime.costs,
+            self.adapter, store, self._preparer, self.limits, runtime.policy, runtime.patch_worker,
             self._solo,
         )  # fmt: skip
         other.defer_idle(self._defer_idle)
@@ -90,6 +93,14 @@ class Session:
     def tokenizer(self) -> Any:
         """The model's tokenizer; ModelError if the model came without one."""
         return self.chunk_builder.preparer.tokenizer
+
+    @cached_property
+    def _vocabulary(self) -> ClosedVocabulary | None:
+        return None if self._preparer is None else closed_vocabulary(self._preparer.tokenizer)
+
+    def remark_on(self, prompt: PromptLike, tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
+        """Return what a reply says of a prompt's texts: the words that the model does not know; None for nothing."""
+        return None if self._vocabulary is None else self._vocabulary.remark([*texts_of(prompt), *texts_in(tools)])
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -103,7 +114,14 @@ class Session:
         """Bytes of one row's KV, all layers together."""
         return sum(layout.features for layout in self.adapter.layouts) * self.adapter.dtype.itemsize
 
-    def read(self, parts: PromptLike, template: bool = True, *, prefill_media: bool = True) -> Prompt:
+    def read(
+        self,
+        parts: PromptLike,
+        template: bool = True,
+        *,
+        prefill_media: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Prompt:
         """Read what a caller gives as a prompt.
 
         Args:
@@ -111,24 +129,27 @@ class Session:
             template: wrap parts by the model's chat template.
             prefill_media: prefill media alone that the store does not know, as a strategy that takes canonical rows
                 needs it; else the encoder alone runs for them, and they are computed in their place.
+            tools: functions that messages may call, in OpenAI's form.
 
         Raises:
-            PromptError: the prompt is empty, of another shape, or longer than the model's context.
+            PromptError: the prompt is empty or of another shape.
+            ContextLengthError: it is longer than the model's context.
             MediaError: media cannot be read.
         """
         with self.adapter.weights.unchanging():
-            return self.prompt_of(self.prompt_reader.parts(parts, template, self._media_reader(prefill_media)))
+            return self.prompt_of(self.prompt_reader.parts(parts, template, self._media_reader(prefill_media), tools))
 
     def prompt_of(self, parts: Iterable[Part]) -> Prompt:
         """Lay parts out as a prompt.
 
         Raises:
-            PromptError: the prompt is empty, or longer than the model's context.
+            PromptError: the prompt is empty.
+            ContextLengthError: it is longer than the model's context.
         """
         prompt = Prompt.of(parts, self.adapter.axes)
         longest = max(prompt.tokens, prompt.next_position)
         if longest > self.adapter.context_length:
-            raise PromptError(
+            raise ContextLengthError(
                 f"the prompt takes {longest} positions; the model's context holds {self.adapter.context_length}"
             )
         return prompt
@@ -137,11 +158,15 @@ class Session:
         """Refuse a prompt after which so many tokens do not fit.
 
         Raises:
-            PromptError: the model's context has no room for them.
+            ContextLengthError: the model's context has no room for them.
         """
         room = self.room_after(prompt)
         if new_tokens > room:
-            raise PromptError(f"max_new_tokens is {new_tokens}, but the model's context has room for {room}")
+            context = self.adapter.context_length
+            raise ContextLengthError(
+                f"a reply of up to {new_tokens} tokens is asked for, but after the prompt the model's context of "
+                f"{context} has room for {room}: ask for fewer, or shorten the prompt"
+            )
 
     def room_after(self, prompt: Prompt) -> int:
         """Return how many tokens fit after a prompt."""
@@ -180,7 +205,7 @@ class Session:
     def writer(self, prefill: Prefill, sampling: Sampling, began: float) -> ReplyWriter:
         """Return what writes the reply after a prefill; arguments as for `decode`."""
         text = ReplyText(self.tokenizer, self.end_tokens, sampling)
-        return ReplyWriter(text, ReplyState(prefill.plan, prefill.usage), began)
+        return ReplyWriter(text, ReplyState(prefill.plan, prefill.usage, remark=prefill.remark), began)
 
     def trusts(self, kind: str, lane: Lane, strategy: str | Strategy) -> bool:
         """Return whether a strategy may take a kind of content by a lane.
@@ -211,10 +236,11 @@ class Session:
         builder = self.chunk_builder
         made: dict[str, ChunkPart] = {}
 
-        def read(source: Any, kind: str | None) -> Sequence[ChunkPart]:
-            if isinstance(source, EncodedChunk):
-                return [builder.part_of(builder.encoded(source))]
-            pending = builder.prepare(source, kind=kind).chunks
+        def read(item: GivenMedia) -> Sequence[ChunkPart]:
+            if isinstance(item.source, EncodedChunk):
+                item.settings.refuse_all("media that are encoded")
+                return [builder.part_of(builder.encoded(item.source))]
+            pending = builder.prepare(item.source, kind=item.kind, settings=item.settings).chunks
             for chunk in pending:
                 if chunk.ids[0] not in made:
                     made[chunk.ids[0]] = ChunkPart(builder.build(chunk)) if prefill_media else builder.part_of(chunk)

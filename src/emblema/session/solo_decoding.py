@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 
-from emblema.errors import ModelError
+from emblema.errors import EmblemaError
 from emblema.models.adapter import Adapter
 from emblema.models.decode_steps import StepRecorder
 from emblema.session.decode_batch import DecodeBatch, DecodeSequence
@@ -27,7 +27,7 @@ class SoloDecoding:
         """Yield new tokens as `decode` does. While one reply is under way, others beside it are run.
 
         Raises:
-            ModelError: the model's logits are not finite.
+            EmblemaError: no token can be chosen.
         """
         if self._batch is None or self._busy:
             yield from decode(self._adapter, start, sampler, ends)
@@ -49,7 +49,7 @@ def _tokens(batch: DecodeBatch, start: DecodeStart, sampler: Sampler, ends: Coll
     try:
         while token not in ends and left > 0:
             ((_, made),) = batch.step()
-            if isinstance(made, ModelError):
+            if isinstance(made, EmblemaError):
                 raise made
             token, left = made.token, left - 1
             yield token

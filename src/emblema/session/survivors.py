@@ -14,7 +14,7 @@ from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import LayerRows
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
-from emblema.models.table import KVTable
+from emblema.models.tables import KVTable
 from emblema.session.requests import Prefill
 from emblema.store.store import TenantStore
 

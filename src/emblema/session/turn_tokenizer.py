@@ -12,7 +12,7 @@ from emblema.session.chat_template import ChatTurn, TokenIds
 from emblema.session.prompt_reader import ROLE, PromptReader, items_of, readable
 from emblema.session.rendering import render
 
-ANCHOR = (0,)
+PLACE = (0,)
 """Takes a chunk's place where text is spelled; its own token does not come out."""
 
 
@@ -52,12 +52,12 @@ class TurnTokenizer:
         self._reader = reader
         if system is not None and not template:
             raise PromptError("without a template there is no system turn: append its text as the first part")
-        self._system = () if system is None else (ChatTurn("system", (readable(system),), plain=True),)
+        self._system = () if system is None else (ChatTurn("system", (readable(system),)),)
         self._around: dict[ChunkKind, tuple[str, str]] = {}
 
     def opening(self) -> TokenIds:
         """Return the tokens before a turn's first piece; none where no template is used."""
-        return self._texts((ANCHOR,))[0] if self.templated else ()
+        return self._texts((PLACE,))[0] if self.templated else ()
 
     def text(self, before: PrecedingText, text: str) -> TokenIds:
         """Return token ids of a text after others, as they would be in one string.
@@ -67,10 +67,10 @@ class TurnTokenizer:
         Raises:
             PromptError: it is no text.
         """
-        whole = self._after(before, readable(text), ANCHOR)[0]
+        whole = self._after(before, readable(text), PLACE)[0]
         if whole[: len(before.token_ids)] == before.token_ids:
             return whole[len(before.token_ids) :]
-        return self._after(AFTER_CHUNK, text, ANCHOR)[0]
+        return self._after(AFTER_CHUNK, text, PLACE)[0]
 
     def closing(self, before: PrecedingText, question: str | Sequence[int]) -> TokenIds:
         """Return token ids of a question with the end of the turn and the opening of the answer.
@@ -95,7 +95,7 @@ class TurnTokenizer:
         asked: tuple[Any, ...] = items_of(question)
         if not self.templated:
             return _joined(_ids(self._reader.plain(asked)))
-        turns = [ChatTurn("user", (ANCHOR,)), ChatTurn("assistant", (ANCHOR,)), ChatTurn("user", asked)]
+        turns = [ChatTurn("user", (PLACE,)), ChatTurn("assistant", (PLACE,)), ChatTurn("user", asked)]
         return _joined(_ids(render([*self._system, *turns], self._reader.template))[4:])
 
     def turn(self, role: str, text: str) -> TokenIds:
@@ -108,7 +108,7 @@ class TurnTokenizer:
             raise PromptError("without a template there are no roles: append the turn's markup as text")
         if not isinstance(role, str) or ROLE.fullmatch(role) is None:
             raise PromptError(f"there is no role {role!r}: a role is a short word such as assistant")
-        turns = [ChatTurn("user", (ANCHOR,)), ChatTurn(role, (readable(text),)), ChatTurn("user", (ANCHOR,))]
+        turns = [ChatTurn("user", (PLACE,)), ChatTurn(role, (readable(text),)), ChatTurn("user", (PLACE,))]
         return _ids(render([*self._system, *turns], self._reader.template))[2]
 
     def around(self, kind: ChunkKind) -> tuple[str, str]:
@@ -123,7 +123,7 @@ class TurnTokenizer:
         """Return the runs of token ids from the preceding text on; the items continue its last run."""
         if before.opens:
             return self._texts((*before.texts, *items))
-        return self._texts((ANCHOR, *before.texts, *items))[2:]
+        return self._texts((PLACE, *before.texts, *items))[2:]
 
     def _texts(self, items: Sequence[Any]) -> list[TokenIds]:
         """Return the token ids of items: runs of text, and between them those items that are token ids."""

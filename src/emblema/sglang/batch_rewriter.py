@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from emblema.link.prompt import Rows
+from emblema.served.captures import ChunkCapture
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +131,52 @@ def rewrite_batch(batch: Any, runs: Sequence[tuple[Rows, ...]], ends: bool = Tru
         each = getattr(batch, name)
         setattr(made, name, None if each is None else [each[parent] for parent in parents])
     return RewrittenBatch(made, torch.tensor(last, device=device))
+
+
+def solo_batch(wanted: ChunkCapture, row: int, slots: Tensor) -> Any:
+    """Return a `ForwardBatch` that prefills a chunk alone, after the anchor.
+
+    Args:
+        wanted: the chunk.
+        row: of `req_to_token`, which names the slots.
+        slots: [tokens] int64, where the rows go.
+    """
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+
+    device, tokens, media = slots.device, wanted.tokens, wanted.feature
+    (item,) = media.mm_items
+    ((start, last),) = item.offsets
+    ids = torch.tensor(wanted.token_ids)
+    ids[start : last + 1] = torch.tensor(item.padding_sequence(last + 1 - start), dtype=ids.dtype)
+    places = wanted.positions.to(device)
+
+    def whole(number: int, dtype: torch.dtype, place: torch.device = device) -> Tensor:
+        return torch.tensor([number], dtype=dtype, device=place)
+
+    return ForwardBatch(
+        forward_mode=ForwardMode.EXTEND,
+        batch_size=1,
+        input_ids=ids.to(device),
+        req_pool_indices=whole(row, torch.int64),
+        seq_lens=whole(tokens, torch.int64),
+        out_cache_loc=slots,
+        seq_lens_sum=tokens,
+        orig_seq_lens=whole(tokens, torch.int32),
+        seq_lens_cpu=whole(tokens, torch.int64, torch.device("cpu")),
+        top_logprobs_nums=[0],
+        token_ids_logprobs=[None],
+        mm_inputs=[media],
+        lora_ids=[None],
+        rids=[f"emblema-{wanted.chunk.id[:16]}"],
+        capture_hidden_mode=CaptureHiddenMode.NULL,
+        positions=torch.arange(tokens, device=device),
+        mrope_positions=places if len(places) == 3 else None,
+        extend_num_tokens=tokens,
+        extend_seq_lens=whole(tokens, torch.int32),
+        extend_prefix_lens=whole(0, torch.int32),
+        extend_start_loc=whole(0, torch.int32),
+        extend_prefix_lens_cpu=[0],
+        extend_seq_lens_cpu=[tokens],
+        extend_logprob_start_lens_cpu=[tokens],
+        global_num_token_non_padded_cpu=tokens,
+    )

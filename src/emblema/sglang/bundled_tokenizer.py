@@ -8,7 +8,7 @@ import json
 import shutil
 from pathlib import Path
 
-from emblema.models.load import bundled_folder
+from emblema.models.names import bundled_folder
 
 WEIGHTS = "*.safetensors"
 DECODER = {

@@ -5,7 +5,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,14 +12,15 @@ from blake3 import blake3
 
 from emblema.errors import EmblemaError
 from emblema.link.plan import LinkPlan, RowSource
-from emblema.plugin.model_spec import ModelSpec, files_fingerprint, model_spec_of
-from emblema.plugin.settings import PluginSettings
+from emblema.served.captures import CaptureQueue
+from emblema.served.keeping import PieceKeeper
+from emblema.served.model_spec import ModelSpec, anchor_of, checkpoint_folder, files_fingerprint, model_spec_of
+from emblema.served.settings import PluginSettings
+from emblema.served.shards import ShardStore
 from emblema.sglang.linked_forward import LinkedForward
-from emblema.sglang.piece_keeper import PieceKeeper
 from emblema.sglang.request_links import RequestLink, RequestLinks
-from emblema.sglang.requests import describe_request, marked_key
+from emblema.sglang.requests import describe_request, marked_key, solo_media
 from emblema.sglang.run_attention import RunAttention
-from emblema.sglang.solo_captures import SoloQueue
 from emblema.store import Store
 from emblema.store.settings import StoreSettings
 
@@ -59,7 +59,7 @@ class SchedulerHooks:
         self._settings, self._attention = settings, attention
         self._links: RequestLinks | None = None
         self._forward: LinkedForward | None = None
-        self._captures: SoloQueue | None = None
+        self._captures: CaptureQueue | None = None
         self._held: OrderedDict[str, HeldRequest] = OrderedDict()
 
     def start(self, result: None, scheduler: Any, *given: Any, **named: Any) -> None:
@@ -72,8 +72,8 @@ class SchedulerHooks:
             spec = _model_spec(scheduler, runner)
             place = StoreSettings(device=spec.device)
             store = Store(self._settings.store, device_bytes=self._settings.memory, settings=place)
-            keeper = PieceKeeper(spec, store)
-            self._captures = SoloQueue() if self._settings.capture else None
+            keeper = PieceKeeper(spec, ShardStore(store))
+            self._captures = CaptureQueue(solo_media, spec.anchor) if self._settings.capture else None
             links = RequestLinks(spec, store, self._settings)
             self._forward = LinkedForward(
                 runner, scheduler.token_to_kv_pool_allocator, spec, links, keeper, self._captures, self._attention
@@ -92,7 +92,7 @@ class SchedulerHooks:
             queue(scheduler, request, *given, **named)
             return
         if self._captures is not None and not scheduler.is_fully_idle():
-            self._captures.quiet.arrive(time.monotonic())
+            self._captures.idle_time.arrive(time.monotonic())
         try:
             link = links.begin(request.rid, describe_request(request))
         except Exception:
@@ -213,12 +213,9 @@ def unfit(scheduler: Any, runner: Any) -> str | None:
 
 def _model_spec(scheduler: Any, runner: Any) -> ModelSpec:
     model, options = scheduler.model_config, scheduler.server_args
-    folder = Path(options.model_path)
-    if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-
-        folder = Path(snapshot_download(options.model_path, revision=options.revision, local_files_only=True))
+    folder = checkpoint_folder(options.model_path, options.revision)
     extra = f"{options.load_format} {options.quantization}"
     fingerprint = files_fingerprint(folder, model.hf_config, extra)
     heads = model.get_num_kv_heads(1)
-    return model_spec_of(model.hf_config, fingerprint, heads, model.dtype, torch.device(runner.device), engine=ENGINE)
+    anchor, place = anchor_of(folder, model.hf_config), torch.device(runner.device)
+    return model_spec_of(model.hf_config, fingerprint, heads, model.dtype, place, engine=ENGINE, anchor=anchor)

@@ -1,25 +1,26 @@
 """The forward of SGLang's model runner with rows that are taken: those are written, the others computed."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from emblema.kv.chunk import Chunk
-from emblema.kv.host_copies import HostCopier, PendingCopies
+from emblema.kv.layout import LayerRows
 from emblema.link.prompt import Rows
-from emblema.plugin.model_spec import ModelSpec
-from emblema.plugin.request_plan import RequestPlan
-from emblema.plugin.spans import StepRows
-from emblema.sglang.batch_rewriter import RewrittenBatch, may_rewrite, rewrite_batch, share_runs
+from emblema.served.captures import CaptureQueue, ChunkCapture
+from emblema.served.keeping import PieceKeeper
+from emblema.served.model_spec import ModelSpec
+from emblema.served.request_plan import RequestPlan
+from emblema.served.request_report import report_of
+from emblema.served.spans import StepRows
+from emblema.sglang.batch_rewriter import RewrittenBatch, may_rewrite, rewrite_batch, share_runs, solo_batch
 from emblema.sglang.encodings import encoding_of, hand_over
-from emblema.sglang.piece_keeper import ComputedPrompt, PieceKeeper
 from emblema.sglang.pool_rows import PoolRows
 from emblema.sglang.request_links import RequestLink, RequestLinks, count_linked
 from emblema.sglang.run_attention import RunAttention
-from emblema.sglang.solo_captures import SoloCapture, SoloQueue, solo_batch
 
 _log = logging.getLogger(__name__)
 Forward = Callable[..., Any]
@@ -50,14 +51,13 @@ class LinkedForward:
         spec: ModelSpec,
         links: RequestLinks,
         keeper: PieceKeeper,
-        captures: SoloQueue | None,
+        captures: CaptureQueue | None,
         attention: RunAttention,
     ) -> None:
         self._runner, self._allocator, self._spec = runner, allocator, spec
         self._attention = attention
         self._links, self._keeper, self._captures = links, keeper, captures
         self._rows = PoolRows(runner.token_to_kv_pool, spec.layouts, spec.dtype)
-        self._copier = HostCopier.of(spec.device)
         # SGLang's own buffers, and those of attention backends, have so many places for sequences.
         size = int(runner.req_to_token_pool.size)
         self._places = min(size, int(runner.memory_pool_config.max_running_requests or size))
@@ -163,27 +163,19 @@ class LinkedForward:
         elif self._captures is not None and plan.request.options.get("capture", True) is not False:
             self._captures.request(plan)
             if plan.needs:
-                self._copy_prompt(plan, self._slots(batch, index, plan.prompt.tokens))
+                slots = self._slots(batch, index, plan.prompt.tokens)
+                self._keeper.form_patches(
+                    plan.request.store_salt,
+                    plan.prompt,
+                    plan.needs,
+                    lambda segment: self._read(slots[segment.start : segment.stop]),
+                )
         return report_of(plan, self._spec)
 
-    def _copy_prompt(self, plan: RequestPlan, slots: Tensor) -> None:
-        wanted = {key.chunk for key, _, _ in plan.needs}
-        segments = [segment for segment, chunk in plan.prompt.chunk_segments if chunk.id in wanted]
-        size = self._row_bytes * sum(segment.stop - segment.start for segment in segments)
-        if not self._keeper.take_room(size):
-            return
-        copied = {segment.start: self._copy(slots[segment.start : segment.stop]) for segment in segments}
-        self._keeper.form_patches(ComputedPrompt(plan.request.store_salt, plan.prompt, plan.needs, copied, size))
-
-    def _copy(self, slots: Tensor) -> PendingCopies:
-        """Return copies of rows, under way to the host: the keys of all layers, then the values of all."""
+    def _read(self, slots: Tensor) -> list[LayerRows]:
+        """Return copies of rows at slots, by layer."""
         where = slots.to(self._spec.device)
-        rows = [self._rows.read(layer, where) for layer in range(len(self._spec.layouts))]
-        return self._copier.copy([*(layer.keys for layer in rows), *(layer.values for layer in rows)])
-
-    @property
-    def _row_bytes(self) -> int:
-        return self._spec.dtype.itemsize * sum(layout.features for layout in self._spec.layouts)
+        return [self._rows.read(layer, where) for layer in range(len(self._spec.layouts))]
 
     # chunks alone
 
@@ -193,23 +185,33 @@ class LinkedForward:
         Args:
             idle: whether no request is there.
         """
-        if self._captures is None or self._stock is None:
+        queue = self._captures
+        if queue is None or self._stock is None or not queue.waiting:
             return False
-        return self._captures.run(idle, self._capture)
+        captured, now = False, time.monotonic()
+        queue.idle_time.look(now)
+        for _ in range(min(queue.idle_time.captures(now, idle), len(queue.waiting))):
+            queue.idle_time.begin(now)
+            if not self._capture(queue.waiting[0]):
+                break
+            queue.finish(queue.waiting.popleft().chunk.id)
+            queue.idle_time.end(time.monotonic())
+            captured = True
+        return captured
 
-    def _capture(self, wanted: SoloCapture) -> bool:
-        chunk, pool = wanted.chunk, self._runner.req_to_token_pool
-        size = chunk.tokens * self._row_bytes
+    def _capture(self, wanted: ChunkCapture) -> bool:
+        """Prefill a chunk; return False where there is no room for it now."""
+        pool = self._runner.req_to_token_pool
         page = int(self._allocator.page_size)
-        needed = -(-chunk.tokens // page) * page
+        needed = -(-wanted.tokens // page) * page
+        if wanted.tokens > pool.req_to_token.shape[1]:
+            return True
         if self._allocator.available_size() < needed or pool.available_size() < 1:
             return False
-        if not self._keeper.take_room(size):
-            return True
         (row,) = pool.alloc_rows(1)
         slots = self._allocator.alloc(needed)
         try:
-            self._prefill(wanted, row, slots[: chunk.tokens].to(torch.int64), size)
+            self._prefill(wanted, row, slots[: wanted.tokens].to(torch.int64))
         except Exception:
             # A server that cannot store what it computes still serves.
             _log.exception("emblema: a picture could not be prefilled alone")
@@ -218,34 +220,19 @@ class LinkedForward:
             pool.free_rows([row])
         return True
 
-    def _prefill(self, wanted: SoloCapture, row: int, slots: Tensor, size: int) -> None:
-        chunk: Chunk = wanted.chunk
-        self._runner.req_to_token_pool.req_to_token[row, : chunk.tokens] = slots.to(torch.int32)
+    def _prefill(self, wanted: ChunkCapture, row: int, slots: Tensor) -> None:
+        self._runner.req_to_token_pool.req_to_token[row, : wanted.tokens] = slots.to(torch.int32)
         if self._stock is not None:
-            self._stock(self._runner, solo_batch(chunk, wanted.media, row, slots))
-        self._keeper.keep_chunk(wanted.salt, chunk, self._copy(slots), encoding_of(wanted.media.mm_items[0]), size)
-        self._links.regain([chunk.id])
+            self._stock(self._runner, solo_batch(wanted, row, slots))
+        encoding = encoding_of(wanted.feature.mm_items[0])
+        self._keeper.keep_chunk(
+            wanted.salt,
+            wanted.chunk,
+            lambda: self._read(slots[len(wanted.anchor) :]),
+            None if encoding is None else encoding.to(self._spec.dtype),
+        )
+        self._links.regain([wanted.chunk.id])
 
 
 def _tokens(link: RequestLink) -> int:
     return 0 if link.plan is None else link.plan.prompt.tokens
-
-
-def report_of(plan: RequestPlan, spec: ModelSpec) -> dict[str, object]:
-    """Return what a reply reports of its prompt."""
-    row = spec.dtype.itemsize * sum(layout.features for layout in spec.layouts)
-    pieces = {
-        "model": spec.fingerprint,
-        "chunks": [chunk.id for _, chunk in plan.prompt.chunk_segments],
-        "forming": [key.chunk for key, _, _ in plan.needs],
-    }
-    return {
-        **({"pieces": pieces} if plan.request.options.get("pieces") is True else {}),
-        "strategy": plan.plan.strategy if plan.linked else "plain",
-        "prompt_tokens": plan.prompt.tokens,
-        "media_tokens": sum(chunk.tokens for _, chunk in plan.prompt.chunk_segments),
-        "linked_tokens": plan.linked,
-        "kv_bytes": plan.linked * row,
-        "stored": not plan.missing and not plan.lacking,
-        "remark": plan.remark,
-    }

@@ -4,9 +4,12 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from emblema.errors import EmblemaError
-from emblema.plugin.settings import PluginSettings
+
+if TYPE_CHECKING:
+    from emblema.served.settings import PluginSettings
 
 _log = logging.getLogger(__name__)
 TESTED = "0.5.23"
@@ -37,12 +40,14 @@ def check_version() -> None:
         )
 
 
-def settings_of(environment: Mapping[str, str]) -> PluginSettings | None:
+def settings_of(environment: Mapping[str, str]) -> "PluginSettings | None":
     """Return the options in an environment; None where there are none.
 
     Raises:
         EmblemaError: they are not JSON, or not right.
     """
+    from emblema.served.settings import PluginSettings
+
     written = environment.get(OPTIONS)
     if not written:
         return None

@@ -10,22 +10,19 @@ from itertools import count
 from queue import SimpleQueue
 
 from emblema.link.plan import LinkPlan
-from emblema.link.policy.frequency import FrequencySketch
 from emblema.link.prompt import Rows
-from emblema.plugin.model_spec import ModelSpec
-from emblema.plugin.request_plan import ChunkStubs, RequestPlan, ServedRequest, plan_request
-from emblema.plugin.settings import PluginSettings
-from emblema.plugin.shards import ShardStore
-from emblema.plugin.spans import StepRows
-from emblema.plugin.staging import RowStager, StagedRows, StagingOrder
-from emblema.plugin.stored import StoreMemory
+from emblema.served.model_spec import ModelSpec
+from emblema.served.request_plan import RequestPlan, RequestPlanning, ServedRequest
+from emblema.served.settings import PluginSettings
+from emblema.served.shards import ShardStore
+from emblema.served.spans import StepRows
+from emblema.served.staging import RowStager, StagedRows, StagingOrder
 from emblema.store import Store
 
 _log = logging.getLogger(__name__)
 REMEMBERED_LINKS = 1024
 """Requests whose plans are remembered, as one that is retracted takes its rows again."""
 STAGING_SECONDS = 30.0
-MOST_SKETCHES = 64
 
 
 @dataclass(slots=True)
@@ -66,10 +63,8 @@ class RequestLinks:
     """
 
     def __init__(self, spec: ModelSpec, store: Store, settings: PluginSettings) -> None:
-        self._spec, self._store, self._settings = spec, store, settings
-        self._stubs, self._memory = ChunkStubs(spec), StoreMemory(store)
+        self._planning = RequestPlanning(spec, store, settings.strategy, self._log_once)
         self._stager = RowStager(ShardStore(store))
-        self._met: OrderedDict[bytes, FrequencySketch] = OrderedDict()
         self._links: OrderedDict[str, RequestLink] = OrderedDict()
         self._numbers = count(1)
         self._logged: set[str] = set()
@@ -110,7 +105,7 @@ class RequestLinks:
         if self._stager.get(request_id) is not None:
             return True
         _, unstaged = self._stager.take_reports()
-        self._memory.lose(self._stager.take_lost())
+        self._planning.memory.lose(self._stager.take_lost())
         for other in self._links.values():
             if other.order in unstaged and other.plan is not None:
                 other.plan.fail()
@@ -141,7 +136,7 @@ class RequestLinks:
 
     def regain(self, chunks: Sequence[str]) -> None:
         """Count chunks as stored again."""
-        self._memory.regain(chunks)
+        self._planning.memory.regain(chunks)
 
     def close(self) -> None:
         """End the threads."""
@@ -167,14 +162,7 @@ class RequestLinks:
         if refusal is not None:
             self._log_once(f"a request is computed plainly: {refusal}")
             return None
-        self._memory.refresh()
-        met = self._met.setdefault(request.store_salt, FrequencySketch())
-        self._met.move_to_end(request.store_salt)
-        while len(self._met) > MOST_SKETCHES:
-            self._met.popitem(last=False)
-        tenant = self._store.tenant(request.store_salt)
-        default = self._settings.strategy
-        return plan_request(request, self._stubs, tenant, self._memory, default, self._log_once, met)
+        return self._planning.plan(request)
 
     def _log_once(self, message: str) -> None:
         if message not in self._logged and len(self._logged) < REMEMBERED_LINKS:

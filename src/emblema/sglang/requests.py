@@ -9,9 +9,9 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from emblema.kv.chunk import Chunk
-from emblema.plugin.media_digest import add_to_digest
-from emblema.plugin.request_plan import MediaItem, ServedRequest
+from emblema.served.captures import ChunkCapture
+from emblema.served.media_digest import add_to_digest
+from emblema.served.request_plan import MediaItem, ServedRequest
 
 _SHOWN = "emblema 2026-11 sglang shown media 1"
 OPTIONS = "emblema"
@@ -93,16 +93,16 @@ def _refusal(request: Any, items: Sequence[Any]) -> str | None:
     return None
 
 
-def solo_media(request: Any, item: MediaItem, chunk: Chunk) -> Any:
-    """Return one picture of a request as SGLang's model takes it alone: at its place in its chunk.
+def solo_media(request: ServedRequest, item: MediaItem, capture: ChunkCapture) -> Any:
+    """Return one picture of a request as SGLang's model takes it alone: at its place in its capture.
 
     It goes by a hash of its own digest: what SGLang's cache holds under a name that a client gave is not kept.
     """
-    shown = copy.copy(request.multimodal_inputs.mm_items[item.index])
+    shown = copy.copy(request.source.multimodal_inputs.mm_items[item.index])
     shown.set_hash(int(item.digest[:16], 16))
-    start = int(chunk.encoded.visual.to(torch.uint8).argmax())
+    start = len(capture.anchor) + int(capture.chunk.encoded.visual.to(torch.uint8).argmax())
     shown.offsets = [(start, start + item.tokens - 1)]
-    media = copy.copy(request.multimodal_inputs)
+    media = copy.copy(request.source.multimodal_inputs)
     media.mm_items = [shown]
     media.mrope_positions = media.mrope_position_delta = media.mrope_position_delta_repeated_cache = None
     return media

@@ -78,11 +78,11 @@ def main() -> None:
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
-    from emblema.plugin.engine_host import EngineHost
-    from emblema.plugin.mounting import mount
+    from emblema.serve.beside.engine_host import EngineHost
+    from emblema.serve.beside.resolving import mount
     from emblema.serve.logs import log_lines
     from emblema.serve.settings import ServeSettings
-    from emblema.sglang.dialect import SGLANG
+    from emblema.sglang.engine_api import SGLANG
     from emblema.sglang.plugin import OPTIONS, settings_of
 
     load_plugins()

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
-import torch
-
 from emblema.errors import EmblemaError
-from emblema.models.load import BUNDLED, bundled_folder
-from emblema.plugin.command_options import value_of
-from emblema.plugin.settings import PluginSettings
+from emblema.models.names import BUNDLED
+from emblema.serve.beside import command_line
+from emblema.serve.beside.command_line import value_of, with_defaults
 from emblema.sglang.plugin import OPTIONS, TESTED
 
 GROUP, PLUGIN = "sglang.srt.plugins", "emblema"
 MODULE = "emblema.sglang.server"
+HOST, PORT = "127.0.0.1", 30_000
+"""SGLang's own defaults."""
 DEFAULTS: Mapping[str, str | None] = {"--skip-server-warmup": None}
 """SGLang would warm up by requests to itself, which have no key of a tenant."""
 BUNDLED_DEFAULTS: Mapping[str, str | None] = {
@@ -63,7 +63,11 @@ def command(model: str, more: Sequence[str] = (), tokenizer: Path | None = None)
         more: options for SGLang itself.
         tokenizer: folder of a bundled model's tokenizer, where it is another than the model's.
     """
-    source = str(bundled_folder(model)) if model in BUNDLED else model
+    import torch
+
+    from emblema.models.load import model_source
+
+    source = model_source(model)
     line = [sys.executable, "-m", MODULE, "--model-path", source, "--served-model-name", model, "--enable-multimodal"]
     defaults = {
         **DEFAULTS,
@@ -71,11 +75,7 @@ def command(model: str, more: Sequence[str] = (), tokenizer: Path | None = None)
         **({"--tokenizer-path": str(tokenizer)} if model in BUNDLED and tokenizer is not None else {}),
         **({} if torch.cuda.is_available() else CPU_DEFAULTS),
     }
-    given = {option.partition("=")[0].replace("_", "-") for option in more if option.startswith("--")}
-    for name, value in defaults.items():
-        if name not in given:
-            line += [name] if value is None else [name, value]
-    return [*line, *more]
+    return with_defaults(line, defaults, more)
 
 
 def check_start(store: Path, options: Sequence[str]) -> None:
@@ -86,16 +86,12 @@ def check_start(store: Path, options: Sequence[str]) -> None:
         options: of SGLang.
 
     Raises:
-        EmblemaError: others would be let in without a key, or two kinds of keys would be asked for.
+        EmblemaError: others would be let in without a key, two kinds of keys would be asked for, or the port is taken.
     """
-    from emblema.plugin.engine_host import check_access
-    from emblema.serve.keys import KeyRing
-    from emblema.serve.settings import ServeSettings
-    from emblema.sglang.dialect import SGLANG
+    from emblema.sglang.engine_api import SGLANG
 
-    settings = ServeSettings.read(store=store, host=value_of(options, "--host"))
     own_key = bool(value_of(options, "--api-key") or value_of(options, "--admin-api-key"))
-    check_access(settings, KeyRing(settings.folder), own_key, SGLANG)
+    command_line.check_start(store, options, own_key, SGLANG, (HOST, PORT), ("--config",))
 
 
 def environment(given: Mapping[str, str], store: Path, strategy: str = "auto", capture: bool = True) -> dict[str, str]:
@@ -104,6 +100,10 @@ def environment(given: Mapping[str, str], store: Path, strategy: str = "auto", c
     Raises:
         EmblemaError: there is no such strategy.
     """
+    import torch
+
+    from emblema.served.settings import PluginSettings
+
     options = {"store": str(store), "strategy": strategy, "capture": capture}
     PluginSettings.read(options, OPTIONS)
     made = {OPTIONS: json.dumps(options)}

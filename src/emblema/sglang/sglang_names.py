@@ -1,6 +1,6 @@
 """SGLang's names that the plugin uses and SGLang does not promise to keep, and whether the installed one has them."""
 
-from emblema.plugin.private_names import NamesOf, check_table, names_of
+from emblema.served.private_names import NamesOf, check_table, names_of
 
 NAMES: tuple[NamesOf, ...] = (
     names_of(

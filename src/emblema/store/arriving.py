@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import overload
 
 from emblema.errors import LoadError
+from emblema.kv.device_copies import CopyEvent
 from emblema.kv.layout import LayerRows
-from emblema.store.uploads import UploadEvent
 
 
 class ArrivingRows(Sequence[LayerRows]):
@@ -29,7 +29,7 @@ class ArrivingRows(Sequence[LayerRows]):
         self._seconds = deadline
         self._layers: list[LayerRows | None] = [None] * len(self._sizes)
         # What a reader's stream has to wait for, where a layer is only on its way to the device.
-        self._events: list[UploadEvent | None] = [None] * len(self._sizes)
+        self._events: list[CopyEvent | None] = [None] * len(self._sizes)
         self._error: LoadError | None = None
         self._changed = threading.Condition()
 
@@ -58,7 +58,7 @@ class ArrivingRows(Sequence[LayerRows]):
         with self._changed:
             return self._error
 
-    def arrive(self, layer: int, rows: LayerRows, event: UploadEvent | None = None) -> None:
+    def arrive(self, layer: int, rows: LayerRows, event: CopyEvent | None = None) -> None:
         """Give a layer that is here and verified, or is behind an event."""
         with self._changed:
             self._layers[layer], self._events[layer] = rows, event

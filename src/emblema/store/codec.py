@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from emblema.errors import LoadError, StoreError
-from emblema.kv.artifacts import Artifact, KeyFactors, ResidualStream
 from emblema.kv.chunk import Chunk, ChunkKind, Encoded
-from emblema.kv.host_copies import HostCopier
+from emblema.kv.device_copies import HostCopier
+from emblema.kv.keys import ArtifactKey, ArtifactKind
 from emblema.kv.layout import LayerRows
-from emblema.kv.pairs import ChunkPairs
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.store.compression import Compression, check_compression, compress, restore
-from emblema.store.keys import ArtifactKey, ArtifactKind, key_of_written
 from emblema.store.record import Array, Record, RecordHeader, RecordKind, RecordReader
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
@@ -39,7 +37,6 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 Value = TypeVar("Value")
 SLOTS = ("keys", "values")
-PAIR_TENSORS = ("prompts", "shares", "sighted", "places", "coefficients", "scales", "counts")
 ENCODED = ("token_ids", "positions", "visual", "groups", "embeds")
 
 
@@ -135,16 +132,13 @@ def read_layers(reader: RecordReader) -> Iterator[LayerRows]:
         yield _checked(reader.header, partial(_layer, reader, index, layer))
 
 
-def artifact_record(key: ArtifactKey, id: str, artifact: Artifact, owner: str, *, created: float) -> Record:
-    """Return a patch, or another artifact of a chunk, as a record; tensors on the CPU are not copied.
+def artifact_record(key: ArtifactKey, id: str, patch: Patch, owner: str, *, created: float) -> Record:
+    """Return a patch as a record; tensors on the CPU are not copied.
 
     Raises:
         StoreError: a factor's dtype has no place in the format.
     """
-    if isinstance(artifact, ChunkPairs):
-        return _pairs_record(key, id, artifact, owner, created)
     tensors: dict[str, Tensor] = {}
-    patch = _as_patch(artifact)
     for index, layer in enumerate(patch.layers):
         if layer is not None:
             for slot, factors in zip(SLOTS, (layer.keys, layer.values), strict=True):
@@ -157,30 +151,11 @@ def artifact_record(key: ArtifactKey, id: str, artifact: Artifact, owner: str, *
         "layers": [layer is not None for layer in patch.layers],
     }
     chunks = tuple(dict.fromkeys((key.chunk, *key.antecedents)))
-    return make_record(RecordHeader(id, "patch", owner, key.written_model, chunks, created, meta), tensors)
+    return make_record(RecordHeader(id, "patch", owner, key.model, chunks, created, meta), tensors)
 
 
-def _pairs_record(key: ArtifactKey, id: str, pairs: ChunkPairs, owner: str, created: float) -> Record:
-    chunks = (key.chunk, *sorted(pairs.sources - {key.chunk}))
-    places = {name: index for index, name in enumerate(chunks)}
-    meta = {
-        "chunk": key.chunk,
-        "antecedents": [],
-        "orbit": False,
-        "layers": [],
-        "pairs": {
-            "rows": pairs.rows,
-            "basis": pairs.basis,
-            "antecedents": [places[name] for name in pairs.antecedents],
-            "witnesses": [sorted(places[name] for name in names) for names in pairs.witnesses],
-        },
-    }
-    tensors = {f"pairs.{name}": getattr(pairs, name) for name in PAIR_TENSORS}
-    return make_record(RecordHeader(id, "patch", owner, key.written_model, chunks, created, meta), tensors)
-
-
-def read_artifact(reader: RecordReader) -> tuple[ArtifactKey, Artifact]:
-    """Return a patch or another artifact, on the CPU, and the key that it is found by.
+def read_artifact(reader: RecordReader) -> tuple[ArtifactKey, Patch]:
+    """Return a patch, on the CPU, and the key that it is found by.
 
     Raises:
         LoadError: it is damaged, or the record is no patch.
@@ -231,11 +206,9 @@ def _rows(
     return restore(_to_tensor(reader, name, kept, heads, count, width), scales, dtype)
 
 
-def _artifact(reader: RecordReader, header: RecordHeader) -> tuple[ArtifactKey, Artifact]:
+def _artifact(reader: RecordReader, header: RecordHeader) -> tuple[ArtifactKey, Patch]:
     meta = header.meta
     key = _key(header)
-    if key.kind is ArtifactKind.PAIR:
-        return key, _pairs(reader, header)
     _require(key.chunks == set(header.chunks), "its key is of other chunks")
     patched = meta["layers"]
     _require(isinstance(patched, list) and all(isinstance(held, bool) for held in patched), "its layers are malformed")
@@ -243,75 +216,16 @@ def _artifact(reader: RecordReader, header: RecordHeader) -> tuple[ArtifactKey, 
     names = {f"layers.{index}.{slot}.{side}" for index in layers for slot in SLOTS for side in ("left", "right")}
     _require(header.sizes.keys() == names, "it lacks tensors or holds others")
     found = {index: LayerPatch(*(_factors(reader, f"layers.{index}.{slot}") for slot in SLOTS)) for index in layers}
-    return key, _from_patch(key, Patch(tuple(found.get(index) for index in range(len(patched)))))
-
-
-def _pairs(reader: RecordReader, header: RecordHeader) -> ChunkPairs:
-    meta = header.meta["pairs"]
-    rows, basis = _natural(meta["rows"]), meta["basis"]
-    _require(isinstance(basis, str) and len(basis) <= 64, "its basis is malformed")
-    _require(header.sizes.keys() == {f"pairs.{name}" for name in PAIR_TENSORS}, "it lacks tensors or holds others")
-    antecedents = tuple(header.chunks[_natural(index)] for index in meta["antecedents"])
-    witnesses = tuple(frozenset(header.chunks[_natural(index)] for index in names) for names in meta["witnesses"])
-    count = len(antecedents)
-    _require(len(witnesses) == count == len(set(antecedents)), "its antecedents are malformed")
-    places = _to_tensor(reader, "pairs.places", ("I32",), None)
-    entries = len(places)
-    ordered = bool((places[1:] > places[:-1]).all()) and (
-        entries == 0 or (int(places[0]) >= 0 and int(places[-1]) < count * rows)
-    )
-    _require(ordered, "its places are not in order")
-    pairs = ChunkPairs(
-        rows,
-        basis,
-        antecedents,
-        witnesses,
-        _to_tensor(reader, "pairs.prompts", ("I32",), count),
-        _to_tensor(reader, "pairs.shares", ("U8",), count, rows),
-        _to_tensor(reader, "pairs.sighted", ("U8",), count, rows),
-        places,
-        _to_tensor(reader, "pairs.coefficients", ("I8", "F32"), entries, None),
-        _to_tensor(reader, "pairs.scales", ("F32",), entries),
-        _to_tensor(reader, "pairs.counts", ("U8",), entries),
-    )
-    _require(pairs.sources | {header.meta["chunk"]} == set(header.chunks), "it was learnt from other chunks")
-    return pairs
+    return key, Patch(tuple(found.get(index) for index in range(len(patched))))
 
 
 def _key(header: RecordHeader) -> ArtifactKey:
     meta = header.meta
     _require(isinstance(meta["antecedents"], list) and isinstance(meta["orbit"], bool), "its key is malformed")
-    return key_of_written(header.model, meta["chunk"], tuple(meta["antecedents"]), meta["orbit"])
-
-
-def _as_patch(artifact: Artifact) -> Patch:
-    """Return the patch that an artifact is written as: slots that it does not use have factors of no size."""
-    if isinstance(artifact, ChunkPairs):
-        raise StoreError("pairs are no patch: they are written by fields of their own")
-    if isinstance(artifact, KeyFactors):
-        return Patch(tuple(LayerPatch(keys, _nothing(len(keys.left), torch.float32)) for keys in artifact.layers))
-    if isinstance(artifact, ResidualStream):
-        rows = artifact.rows
-        layer = LayerPatch(Factors(rows, rows.new_empty(rows.shape[1], 0)), _nothing(len(rows), rows.dtype))
-        return Patch(tuple(layer if index == artifact.layer else None for index in range(artifact.layers)))
-    return artifact
-
-
-def _from_patch(key: ArtifactKey, patch: Patch) -> Artifact:
-    """Return what `_as_patch` was given for a key of its kind."""
-    layers = [layer for layer in patch.layers if layer is not None]
-    if key.kind is ArtifactKind.KEYS:
-        _require(len(layers) == len(patch.layers), "it lacks a layer")
-        return KeyFactors(tuple(layer.keys for layer in layers))
-    if key.kind is ArtifactKind.RESIDUAL:
-        held = [index for index, layer in enumerate(patch.layers) if layer is not None]
-        _require(held == [key.layer], "it is not of its key's layer alone")
-        return ResidualStream(layers[0].keys.left, held[0], len(patch.layers))
-    return patch
-
-
-def _nothing(tokens: int, dtype: torch.dtype) -> Factors:
-    return Factors(torch.empty(tokens, 0, dtype=dtype), torch.empty(0, 0, dtype=dtype))
+    model, _, former = header.model.partition("/")
+    _require(not former, f"it holds {former[:40]!r}, for a strategy that is no longer offered")
+    kind = ArtifactKind.ORBIT if meta["orbit"] else ArtifactKind.PATCH
+    return ArtifactKey(model, meta["chunk"], tuple(meta["antecedents"]), kind)
 
 
 def _factors(reader: RecordReader, name: str) -> Factors:

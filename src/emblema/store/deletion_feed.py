@@ -11,11 +11,15 @@ from typing import Protocol
 
 from emblema.errors import EmblemaError, StoreError
 from emblema.store.files import write_whole
-from emblema.store.record import Name
+from emblema.store.record import Name, is_id
 
 _LOG = logging.getLogger(__name__)
 _READS = 5
 """Times that a feed is read while what is kept here may be used without a reading."""
+_REST_SECONDS = 10.0
+"""Between two readings after an error that nobody foresaw."""
+FIRST: Name = ("", "0" * 64)
+"""A feed's first entry, which deletes nothing: a feed that was lost and made anew has another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +121,13 @@ class FeedFollower:
         began = time.monotonic()
         try:
             found = self._feed.read(self._position)
-            if found.gap:
+            # What has no id was written by another version, and may delete anything.
+            if found.gap or not all(is_id(id) for _, id in found.names):
                 _LOG.warning("deletions of other processes were missed: everything that is kept here is deleted")
                 self._forget()
             for owner, id in found.names:
-                self._delete(owner, id)
+                if is_id(id):
+                    self._delete(owner, id)
             if found.position != self._position:
                 self._keep(found.position)
         except (EmblemaError, OSError) as error:
@@ -140,7 +146,12 @@ class FeedFollower:
 
     def _run(self) -> None:
         while not self._closed.wait(self._pause):
-            self.catch_up()
+            try:
+                self.catch_up()
+            except Exception:
+                # The thread has to go on: what is kept here rests until the feed is read again.
+                _LOG.exception("deletions of other processes cannot be read, what is kept here rests")
+                self._closed.wait(_REST_SECONDS)
 
     def close(self) -> None:
         """End the thread."""

@@ -108,6 +108,18 @@ def delete_durably(path: Path) -> None:
         sync_folder(path.parent)
 
 
+def clear(path: Path) -> None:
+    """Clear a path for another file: delete a file or link there, rename a folder."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return
+    except (IsADirectoryError, PermissionError):
+        if not path.is_dir():
+            raise
+        path.rename(path.with_name(f"{path.name}.aside-{token_hex(4)}"))
+
+
 @contextmanager
 def hold_lock(descriptor: int, path: Path, *, shared: bool = False, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     """Hold the lock of an open file; it falls when the process ends.

@@ -7,7 +7,6 @@ agrees with the file's real length.
 import errno
 import json
 import math
-import mmap
 import os
 import re
 import stat
@@ -38,13 +37,11 @@ ITEM_BYTES: Mapping[str, int] = MappingProxyType(
 
 _CHECKSUM = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-_FIRST = '{"__metadata__":'
 _FIELDS = {"version", "id", "kind", "owner", "model", "chunks", "created", "meta", "tensors"}
 BLOCK = 2**19
 """Bytes that are read and then hashed while they are in the processor's cache."""
 SLAB = 2**26
 """Bytes of the largest allocation that tensors share."""
-HUGE_PAGE = 2**21
 
 _FAILURES = (OSError, ValueError, RecursionError, MemoryError, OverflowError)
 _PASSING = frozenset(
@@ -65,9 +62,6 @@ class TensorPlace:
     checksum: str
     start: int
     stop: int
-
-
-Parsed = tuple[RecordHeader, Mapping[str, TensorPlace]]
 
 
 def size(record: Record) -> int:
@@ -211,7 +205,7 @@ class Reader:
         with self._guard:
             slab = self._slabs.get(group, memoryview(b""))
             if slab.nbytes < size:
-                slab = _fresh_memory(max(size, min(SLAB, self._ahead[group])))
+                slab = numpy.empty(max(size, min(SLAB, self._ahead[group])), numpy.uint8).data
             aligned = _aligned(size)
             self._ahead[group] -= aligned
             self._slabs[group] = slab[aligned:]
@@ -247,30 +241,13 @@ def _read_file(file: BinaryIO, offset: int, view: memoryview) -> None:
         offset, view = offset + count, view[count:]
 
 
-def _fresh_memory(size: int) -> memoryview:
-    """Return memory of so many bytes, in huge pages where there are some: clearing small ones takes longer than reading
-    what is put in them.
-    """
-    whole = _aligned(size, HUGE_PAGE)
-    # The last page is a huge one too, unless more than an eighth of all would lie unused and uncounted.
-    huge = whole if 8 * (whole - size) <= size else size // HUGE_PAGE * HUGE_PAGE
-    if huge == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return numpy.empty(size, numpy.uint8).data
-    # The system aligns mappings of whole huge pages.
-    mapped = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):
-        # Kernels without huge pages refuse the advice.
-        mapped.madvise(mmap.MADV_HUGEPAGE, 0, huge)
-    return memoryview(mapped)[:size]
-
-
 def _group(name: str) -> str:
     """Return the group of a tensor: those whose names begin alike, such as all layers, share memory."""
     return name.partition(".")[0]
 
 
-def _aligned(size: int, alignment: int = ALIGNMENT) -> int:
-    return -(-size // alignment) * alignment
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _views(record: Record) -> dict[str, memoryview]:
@@ -284,62 +261,12 @@ def _views(record: Record) -> dict[str, memoryview]:
 
 
 def _head(record: Record, views: Mapping[str, memoryview], checksum: Callable[[memoryview], str]) -> bytes:
-    start = 0
-    places: dict[str, TensorPlace] = {}
-    for name, view in views.items():
-        array = record.arrays[name]
-        places[name] = TensorPlace(array.dtype, tuple(array.shape), checksum(view), start, start + view.nbytes)
-        start += view.nbytes
-    try:
-        return _build(record.header, places)
-    except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise StoreError(f"{str(record.header.id)[:12]} cannot be stored: {error}") from error
-
-
-def _parse(head: bytes | bytearray, data_bytes: int) -> Parsed:
-    """Return the header and the places of the tensors, for a file that has `data_bytes` bytes after it.
-
-    Raises:
-        ValueError: anything is not as the format says.
-        RecursionError: it is nested too deeply.
-    """
-    text = head.decode().rstrip(" ")
-    if text.startswith(_FIRST):
-        # What describes the file is parsed; the rest must then be what this program writes, and is compared.
-        metadata, _ = json.JSONDecoder(object_pairs_hook=_each_once).raw_decode(text, len(_FIRST))
-    else:
-        outer = _loads(text)
-        metadata = outer.get("__metadata__") if isinstance(outer, dict) else None
-    if not isinstance(metadata, dict) or set(metadata) != {"emblema", "xxh3_128"}:
-        raise ValueError("it is not a stored piece: __metadata__ must hold emblema and xxh3_128")
-    inner = metadata["emblema"]
-    if not isinstance(inner, str) or xxh3_128(inner.encode()).hexdigest() != metadata["xxh3_128"]:
-        raise ValueError("the checksum of its header differs")
-    fields = _loads(inner)
-    version = fields.get("version") if isinstance(fields, dict) else None
-    if type(version) is not int or version not in VERSIONS:
-        raise ValueError(f"its format version is {str(version)[:20]}, this program reads {[*VERSIONS]}")
-    header, places = VERSIONS[version](fields)
-    # As text, since in Python true equals 1 and 1.0.
-    expected = {"__metadata__": metadata, **_safetensors(places)}
-    if _dumps(expected) != text:
-        # Another program may have written the entries in another order.
-        outer = _loads(text)
-        if _dumps(outer) != text:
-            raise ValueError("its header is not compact JSON, padded by spaces")
-        if _dumps(outer, sort_keys=True) != _dumps(expected, sort_keys=True):
-            raise ValueError("its tensors do not lie where its header has them")
-    if data_bytes != header.bytes:
-        raise ValueError(f"its tensors have {data_bytes} bytes in place of {header.bytes}")
-    return header, places
-
-
-def _build(header: RecordHeader, places: Mapping[str, TensorPlace]) -> bytes:
     """Return the file's bytes before the first tensor: 8 of length and the header, padded to a multiple of `ALIGNMENT`.
 
     Raises:
-        ValueError, TypeError, RecursionError: the header could not be read again, or not as it is.
+        StoreError: the header could not be read again, or not as it is.
     """
+    header, arrays = record.header, record.arrays
     fields = {
         "version": FORMAT_VERSION,
         "id": header.id,
@@ -349,19 +276,54 @@ def _build(header: RecordHeader, places: Mapping[str, TensorPlace]) -> bytes:
         "chunks": list(header.chunks),
         "created": header.created,
         "meta": dict(header.meta),
-        "tensors": [[name, place.dtype, list(place.shape), place.checksum] for name, place in places.items()],
+        "tensors": [[name, arrays[name].dtype, list(arrays[name].shape), checksum(views[name])] for name in views],
     }
-    inner = _dumps(fields)
-    metadata = {"emblema": inner, "xxh3_128": xxh3_128(inner.encode()).hexdigest()}
-    text = _dumps({"__metadata__": metadata, **_safetensors(places)}).encode()
-    text += b" " * (-(len(text) + 8) % ALIGNMENT)
-    if len(text) > MAX_HEADER:
-        raise ValueError(f"its header of {len(text)} bytes is beyond the limit of {MAX_HEADER}")
-    _parse(text, sum(place.stop - place.start for place in places.values()))
+    try:
+        inner = _dumps(fields)
+        read_again, places = _described(_loads(inner))
+        for name, size in read_again.sizes.items():
+            _require(size == views[name].nbytes, f"tensors: {name} has {views[name].nbytes} bytes")
+        metadata = {"emblema": inner, "xxh3_128": xxh3_128(inner.encode()).hexdigest()}
+        text = _dumps({"__metadata__": metadata, **_safetensors(places)}).encode()
+        text += b" " * (-(len(text) + 8) % ALIGNMENT)
+        if len(text) > MAX_HEADER:
+            raise ValueError(f"its header of {len(text)} bytes is beyond the limit of {MAX_HEADER}")
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise StoreError(f"{str(header.id)[:12]} cannot be stored: {error}") from error
     return len(text).to_bytes(8, "little") + text
 
 
-def _version_1(fields: dict[str, Any]) -> Parsed:
+def _parse(head: bytes | bytearray, data_bytes: int) -> tuple[RecordHeader, dict[str, TensorPlace]]:
+    """Return the header and the places of the tensors, for a file that has `data_bytes` bytes after it.
+
+    Raises:
+        ValueError: anything is not as the format says.
+        RecursionError: it is nested too deeply.
+    """
+    text = head.decode().rstrip(" ")
+    outer = _loads(text)
+    metadata = outer.get("__metadata__") if isinstance(outer, dict) else None
+    if not isinstance(metadata, dict) or set(metadata) != {"emblema", "xxh3_128"}:
+        raise ValueError("it is not a stored piece: __metadata__ must hold emblema and xxh3_128")
+    inner = metadata["emblema"]
+    if not isinstance(inner, str) or xxh3_128(inner.encode()).hexdigest() != metadata["xxh3_128"]:
+        raise ValueError("the checksum of its header differs")
+    header, places = _described(_loads(inner))
+    # As text, since in Python true equals 1 and 1.0.
+    if _dumps(outer) != text:
+        raise ValueError("its header is not compact JSON, padded by spaces")
+    if _dumps(outer, sort_keys=True) != _dumps({"__metadata__": metadata, **_safetensors(places)}, sort_keys=True):
+        raise ValueError("its tensors do not lie where its header has them")
+    if data_bytes != header.bytes:
+        raise ValueError(f"its tensors have {data_bytes} bytes in place of {header.bytes}")
+    return header, places
+
+
+def _described(fields: Any) -> tuple[RecordHeader, dict[str, TensorPlace]]:
+    """Return what a file's description says."""
+    version = fields.get("version") if isinstance(fields, dict) else None
+    if type(version) is not int or version != FORMAT_VERSION:
+        raise ValueError(f"its format version is {str(version)[:20]}, this program reads {FORMAT_VERSION}")
     _require(set(fields) == _FIELDS, "fields")
     _require(is_id(fields["id"]), "id")
     _require(fields["kind"] in ("chunk", "patch"), "kind")
@@ -392,10 +354,6 @@ def _version_1(fields: dict[str, Any]) -> Parsed:
         sizes={name: place.stop - place.start for name, place in places.items()},
     )
     return header, places
-
-
-VERSIONS: Mapping[int, Callable[[dict[str, Any]], Parsed]] = MappingProxyType({1: _version_1})
-"""Per version that is read, how its description becomes a header and the places of the tensors."""
 
 
 def _tensor_place(item: object, start: int) -> tuple[str, TensorPlace]:

@@ -3,13 +3,16 @@
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-import torch
 from blake3 import blake3
 
 from emblema.errors import StoreError
-from emblema.store.keys import ArtifactKey
+from emblema.kv.keys import ArtifactKey, ArtifactKind
 from emblema.store.record import SHARED
+
+if TYPE_CHECKING:
+    import torch
 
 _CHUNK = "emblema 2026-11 chunk identity 1"
 _OWNER = "emblema 2026-11 owner identity 1"
@@ -26,7 +29,7 @@ def chunk_id(
     *,
     options: Mapping[str, object],
     model_fingerprint: str,
-    dtype: str | torch.dtype,
+    dtype: "str | torch.dtype",
     adapter_version: str,
     geometry: Sequence[int] = (),
     anchor: Sequence[int] = (),
@@ -75,7 +78,8 @@ def artifact_id(key: ArtifactKey, owner: str) -> str:
     """
     # What `canonical` gives for the list of these five; a prompt's plan asks for many ids, so texts are joined here.
     antecedents = b"".join([_text(name) for name in key.antecedents])
-    names = _text(owner) + _text(key.written_model) + _text(key.chunk)
+    model = f"{key.model}/{key.kind}" if key.kind is ArtifactKind.REPAIR else key.model
+    names = _text(owner) + _text(model) + _text(key.chunk)
     digest = blake3(derive_key_context=_PATCH)
     digest.update(_field(b"l", names + _field(b"l", antecedents) + _field(b"b", bytes([key.orbit]))))
     return digest.hexdigest()
@@ -101,7 +105,7 @@ def request_salt(written: str) -> bytes:
     return blake3(written.encode("utf-8", "surrogatepass"), derive_key_context=_REQUEST).digest()
 
 
-def owner_id(model_fingerprint: str, dtype: str | torch.dtype, salt: bytes) -> str:
+def owner_id(model_fingerprint: str, dtype: "str | torch.dtype", salt: bytes) -> str:
     """Return the owner of exact prefixes: one model in one dtype, of one tenant. 64 hexadecimal digits."""
     digest = blake3(key=blake3(salt, derive_key_context=_OWNER).digest())
     digest.update(canonical([model_fingerprint, str(dtype).removeprefix("torch.")]))

@@ -1,13 +1,15 @@
 """Leases: a prompt's chunks held in device memory, all or none, while the prompt is linked."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
-from emblema.errors import LoadError
+from emblema.errors import LoadError, StoreError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows
-from emblema.store.cache import PieceCache
-from emblema.store.lookup import Owners
+from emblema.store.cache import Owners, PieceCache
+from emblema.store.handles import StoredRows
+from emblema.store.pieces import CachedPiece
 
 
 class Lease:
@@ -28,7 +30,17 @@ class Lease:
     def __init__(self, cache: PieceCache, owners: Owners, ids: Iterable[str], timeout: float) -> None:
         self._cache, self._owners = cache, owners
         wanted = dict.fromkeys(ids)
-        self._pieces, self._rows = cache.lease(owners, wanted, timeout)
+        found = {id: cache.find(owners, id) for id in wanted}
+        with cache.changed:
+            known = {id: piece for id, piece in found.items() if piece is not None}
+            self._pieces = cache.leases.wait(known, cache.relist, timeout)
+            for piece in self._pieces.values():
+                cache.table.lease(piece, 1)
+            try:
+                self._rows = {id: cache.load(piece) for id, piece in self._pieces.items()}
+            except StoreError:
+                self.end()
+                raise
         self._missing = [id for id in wanted if id not in self._pieces]
 
     @property
@@ -51,12 +63,36 @@ class Lease:
             CapacityError: the chunk and what is held are larger than the budget.
         """
         rows = tuple(chunk.rows if rows is None else rows)
-        piece = self._cache.lease_again(self._owners, chunk, rows, self._pieces.values())
+        held = self._pieces.values()
+        size = chunk.bytes + chunk.encoded.bytes + sum(piece.full_bytes for piece in held)
+        self._cache.leases.check_fits(size, len(held) + 1)
+        piece = self._take(chunk, rows)
         if chunk.id in self._pieces:
             self._cache.release([self._pieces[chunk.id]])
         self._pieces[chunk.id], self._rows[chunk.id] = piece, rows
         if chunk.id in self._missing:
             self._missing.remove(chunk.id)
+
+    def _take(self, chunk: Chunk, rows: KVRows) -> CachedPiece:
+        """Hold a chunk whose rows were made again, stored where it may be."""
+        cache, owner = self._cache, self._owners[0]
+        with cache.changed:
+            deleted = bool(cache.deleted(self._owners, [chunk.id]))
+            if isinstance(chunk.rows, StoredRows):
+                foreign = chunk.rows.owner != owner
+            else:
+                holders = [holder for holder in self._owners if (holder, chunk.id) in cache.handles]
+                foreign = bool(holders) and owner not in holders
+        if deleted or foreign:
+            piece = cache.new_piece(owner, chunk.id, cache.settings.terms)
+            sizes = [layer.bytes for layer in rows]
+            piece.chunk, piece.rows = replace(chunk, rows=StoredRows(owner, chunk.id, sizes, cache.rows)), rows
+        else:
+            piece = cache.put(owner, replace(chunk, rows=rows), None)
+        with cache.changed:
+            cache.table.lease(piece, 1)
+            cache.make_room(piece)
+        return piece
 
     def drop(self, error: LoadError) -> None:
         """Give up the rows that failed: their id is missing from here on, until `fill`.
@@ -69,7 +105,8 @@ class Lease:
             raise error
         del self._rows[error.piece]
         self._missing.append(error.piece)
-        self._cache.reject(piece, error)
+        self._cache.forget(piece, error)
+        self._cache.release([piece])
 
     def end(self) -> None:
         """Release all pieces."""

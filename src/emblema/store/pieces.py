@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from emblema.errors import CapacityError
-from emblema.kv.artifacts import Artifact, sources_of
 from emblema.kv.chunk import Chunk
+from emblema.kv.keys import ArtifactKey
 from emblema.kv.layout import KVRows
+from emblema.kv.patch import Patch
 from emblema.store.handles import StoredRows
-from emblema.store.keys import ArtifactKey
 from emblema.store.record import Name, Terms
 
 MemoryTier = Literal["device", "host"]
@@ -29,7 +29,7 @@ class CachedPiece:
         owner, id: whose, and which.
         terms: how long it is kept.
         created: Unix time in seconds.
-        began, accessed: when it was created and last used, in steady time.
+        began, accessed: Unix times when it was created and last used.
         chunk: the handle given out, with the encoding; None for an artifact.
         rows: a tuple when they are here, ArrivingRows while they are loaded, None when only a slower tier has them.
         key, artifact: of a patch or another artifact; None for a chunk.
@@ -54,7 +54,7 @@ class CachedPiece:
     chunk: Chunk | None = None
     rows: KVRows | None = None
     key: ArtifactKey | None = None
-    artifact: Artifact | None = None
+    artifact: Patch | None = None
     tier: MemoryTier = "device"
     copy_bytes: int = 0
     loading: bool = False
@@ -80,7 +80,7 @@ class CachedPiece:
     @property
     def sources(self) -> frozenset[str]:
         """Ids of the chunks that an artifact was made from; empty for a chunk."""
-        return frozenset() if self.key is None else self.key.chunks | sources_of(self.artifact)
+        return frozenset() if self.key is None else self.key.chunks
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -108,7 +108,7 @@ class CachedPiece:
         return self.leases > 0 or self.loading
 
     def is_expired(self, now: float) -> bool:
-        """Return whether its terms have run out at a moment of steady time."""
+        """Return whether its terms have run out at a Unix time."""
         age, idle = self.terms.seconds, self.terms.idle_seconds
         return (age is not None and now - self.began >= age) or (idle is not None and now - self.accessed >= idle)
 
@@ -153,14 +153,16 @@ class Tombstones:
 class PieceTable:
     """All pieces in memory in their order of use, the bytes of each tier and owner, and what was deleted.
 
-    It has no lock: every call is made under the cache's.
-
     Args:
         budgets: bytes of each memory tier; None for no bound.
         quota_of: bytes that an owner may hold in memory; None for no bound.
+
+    Attributes:
+        changed: the one lock of the cache, reentrant, held at every call and notified of every change.
     """
 
     def __init__(self, budgets: Mapping[MemoryTier, int | None], quota_of: Callable[[str], int | None]) -> None:
+        self.changed = threading.Condition()
         self.budgets = dict(budgets)
         self.quota_of = quota_of
         self.bytes: Counter[MemoryTier] = Counter()
@@ -217,7 +219,7 @@ class PieceTable:
         self.recount(piece)
 
     def touch(self, piece: CachedPiece, now: float) -> None:
-        """Make a piece the most recently used, at a moment of steady time."""
+        """Make a piece the most recently used, at a Unix time."""
         piece.accessed = now
         if not piece.used:
             self._dequeue(piece)
@@ -262,6 +264,19 @@ class PieceTable:
     def bytes_of(self, owner: str | None) -> dict[MemoryTier, int]:
         """Return the bytes in each tier, of one owner or of all."""
         return {tier: self.bytes[tier] if owner is None else self._owner_bytes[owner, tier] for tier in MEMORY_TIERS}
+
+    def contents(self, owner: str | None) -> dict[str, int]:
+        """Return the fields of `StoreStatistics` about pieces in memory, of one owner or, for None, of all."""
+        pieces, tiers = [piece for piece in self if owner in (None, piece.owner)], self.bytes_of(owner)
+        return {
+            "chunks": sum(piece.chunk is not None for piece in pieces),
+            "patches": sum(piece.artifact is not None for piece in pieces),
+            "bytes": sum(tiers.values()),
+            "device_bytes": tiers["device"],
+            "host_bytes": tiers["host"],
+            "leased_bytes": self.leased_bytes if owner is None else self.leased_bytes_of[owner],
+            "unsaved_bytes": sum(piece.held_bytes for piece in pieces if not piece.saved),
+        }
 
     @property
     def busy_bytes(self) -> int:
@@ -359,12 +374,11 @@ class LeaseQueue:
     """Leases that wait for room in device memory, in order of arrival, so that small ones do not starve large ones.
 
     Args:
-        changed: the cache's lock, held at every call.
-        table: the pieces in memory.
+        table: the pieces in memory, whose lock is held at every call.
     """
 
-    def __init__(self, changed: threading.Condition, table: PieceTable) -> None:
-        self._changed, self._table = changed, table
+    def __init__(self, table: PieceTable) -> None:
+        self._changed, self._table = table.changed, table
         self._tickets: deque[object] = deque()
 
     def __len__(self) -> int:

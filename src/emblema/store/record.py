@@ -145,7 +145,7 @@ class RecordTier(Protocol):
         """
 
     def write(self, record: Record, terms: Terms) -> None:
-        """Keep a record; durable when this returns.
+        """Keep a record, its terms in its header for its other readers; durable when this returns.
 
         Raises:
             CapacityError: it is larger than the tier's budget.

@@ -2,20 +2,23 @@
 
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable, Container
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Container
 
-from emblema.errors import EmblemaError
+from emblema.errors import EmblemaError, StoreError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows
 from emblema.store import codec
-from emblema.store.pieces import CachedPiece
+from emblema.store.pieces import CachedPiece, PieceTable
 from emblema.store.record import Name, Record, Terms
-from emblema.store.state import CacheState
-from emblema.store.tiers import DISK
+from emblema.store.settings import StoreSettings
+from emblema.store.tiers import DISK, TierStack
 
 log = logging.getLogger(__name__)
 
+EXPIRY_SECONDS = 60.0
+"""How often expired pieces are deleted."""
 MAINTENANCE_SECONDS = 1.0
 """How often `maintain` is called when nothing is written."""
 
@@ -28,7 +31,9 @@ class SaveQueue:
 
     Args:
         label: of the tier.
-        state: of the cache, whose lock guards the queue, `writing` and `deleting`.
+        settings: of the store.
+        table: the pieces in memory, whose lock guards the queue, `writing` and `deleting`.
+        tiers: all of them.
         deleting: names whose deletion is under way; none of them is written meanwhile.
         finished: is called with the lock held after a piece was written, or was not.
         maintain: is called without the lock by the disk's queue, after each piece and every `MAINTENANCE_SECONDS`.
@@ -37,17 +42,17 @@ class SaveQueue:
     def __init__(
         self,
         label: str,
-        state: CacheState,
+        settings: StoreSettings,
+        table: PieceTable,
+        tiers: TierStack,
         deleting: Container[Name],
         finished: Callable[[CachedPiece], None],
         maintain: Callable[[], None],
     ) -> None:
         self.label = label
         self.writing: Name | None = None
-        self._changed, self._tiers, self._counters, self._settings = (
-            state.changed, state.tiers, state.counters, state.settings,
-        )  # fmt: skip
-        self._quota_of, self._deleting = state.table.quota_of, deleting
+        self._settings, self._changed, self._quota_of = settings, table.changed, table.quota_of
+        self._tiers, self._counters, self._deleting = tiers, tiers.counters, deleting
         self._finished, self._maintain = finished, maintain
         self._queue: deque[CachedPiece] = deque()
         self._thread: threading.Thread | None = None
@@ -149,3 +154,104 @@ class SaveQueue:
             raise EmblemaError(f"{piece.id[:12]} has no rows in memory to write")
         whole = Chunk(chunk.id, chunk.kind, chunk.model, chunk.encoded, rows)
         return codec.chunk_record(whole, piece.owner, compression=self._settings.compression, created=piece.created)
+
+
+class PieceSaver:
+    """Writes pieces to every slower tier, and tells the disk what was used. Called with the table's lock held, but for
+    `save_again`, `flush`, `tell_uses` and `close`.
+
+    Args:
+        settings: of the store.
+        table: the pieces in memory.
+        tiers: disk and remote.
+        finished: is called with the lock held after a piece was written, or was not.
+        expire: deletes what has expired; called without the lock every `EXPIRY_SECONDS`.
+
+    Attributes:
+        deleting: names that are being deleted, with the number of deletions.
+        losses: pieces of each owner that left memory before any slower tier took them, since its last flush.
+    """
+
+    def __init__(
+        self,
+        settings: StoreSettings,
+        table: PieceTable,
+        tiers: TierStack,
+        finished: Callable[[CachedPiece], None],
+        expire: Callable[[], object],
+    ) -> None:
+        self._table, self._tiers, self._expire = table, tiers, expire
+        self.deleting: Counter[Name] = Counter()
+        self.losses: Counter[str] = Counter()
+        self._queues = {
+            label: SaveQueue(label, settings, table, tiers, self.deleting, finished, self._maintain)
+            for label in tiers.tiers
+        }
+        # Files on disk that were used since the disk was told.
+        self._used: set[str] = set()
+        self._expired_at = time.monotonic()
+
+    def save(self, piece: CachedPiece) -> None:
+        """Have a piece written to every slower tier that lacks it."""
+        for queue in self._queues.values():
+            queue.put(piece)
+
+    def save_again(self, piece: CachedPiece) -> None:
+        """Save a piece that the disk evicted, or another process deleted, since it was written."""
+        if DISK in piece.saved and self._tiers.entry(piece.id, piece.owner) is None:
+            with self._table.changed:
+                piece.saved.discard(DISK)
+                if piece.listed:
+                    self.save(piece)
+
+    def writes(self, names: Collection[Name]) -> bool:
+        """Return whether a tier writes any of some pieces now."""
+        return any(queue.writing in names for queue in self._queues.values())
+
+    def flush(self, owner: str | None) -> None:
+        """Return once everything that an owner (None: anybody) put so far is durable.
+
+        Raises:
+            StoreError: a piece could not be written to any tier.
+        """
+        if not self._queues:
+            return
+        changed = self._table.changed
+        with changed:
+            own = [piece for piece in self._table if owner in (None, piece.owner)]
+            for piece in own:
+                if not piece.saved:
+                    self.save(piece)
+            changed.wait_for(lambda: not any(piece.pending for piece in own))
+            lost = self.losses.total() if owner is None else self.losses[owner]
+            failed = lost + sum(bool(piece.failed) and not piece.saved for piece in own if piece.listed)
+            self.losses = Counter() if owner is None else self.losses - Counter({owner: lost})
+        self.tell_uses()
+        if failed:
+            raise StoreError(
+                f"{failed} pieces are on no slower tier, as none took them: the log says why. Make room or mend the "
+                "folder, and flush again; what had to leave memory meanwhile is lost."
+            )
+
+    def note_use(self, id: str) -> None:
+        """Note that a file on disk was used."""
+        self._used.add(id)
+        self._queues[DISK].start()
+
+    def tell_uses(self) -> None:
+        """Tell the disk which of its files were used."""
+        with self._table.changed:
+            used, self._used = list(self._used), set()
+        if used:
+            self._tiers.maintain("touch", lambda disk: disk.touch(used))
+
+    def _maintain(self) -> None:
+        self.tell_uses()
+        if time.monotonic() - self._expired_at >= EXPIRY_SECONDS:
+            self._expired_at = time.monotonic()
+            self._expire()
+
+    def close(self) -> None:
+        """End the threads; what is queued is written first."""
+        for queue in self._queues.values():
+            queue.close()

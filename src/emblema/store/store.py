@@ -10,19 +10,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeVar, cast
 
 from emblema.errors import StoreError
-from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk
+from emblema.kv.keys import ArtifactKey
 from emblema.kv.patch import Patch
 from emblema.store.cache import PieceCache
 from emblema.store.deletion_feed import DeletionFeed, FeedFollower, LocalTrust
 from emblema.store.identity import SHARED_SALT, artifact_id, owner_digest
-from emblema.store.keys import ArtifactKey
 from emblema.store.leases import Lease
+from emblema.store.lookup import PieceLookup
 from emblema.store.pieces import PieceTable
 from emblema.store.prefixes import PrefixRegistry, PrefixStore
 from emblema.store.record import SHARED, RemoteTier, Terms
 from emblema.store.settings import StoreSettings, check_number
-from emblema.store.state import CacheState
 from emblema.store.statistics import StoreCounters, StoreStatistics
 from emblema.store.tiers import TierStack
 
@@ -76,7 +75,7 @@ class Store:
         settings: StoreSettings | None = None,
     ) -> None:
         self.settings = settings or StoreSettings()
-        self.device = device = self.settings.resolve_device()
+        self.device = self.settings.resolve_device()
         for name, size in (("device_bytes", device_bytes), ("disk_bytes", disk_bytes), ("quota", quota)):
             if size != "auto" or name != "device_bytes":
                 check_number(name, size)
@@ -88,14 +87,10 @@ class Store:
             lambda owner: quotas.get(owner, quota),
         )
         self.disk = _open_disk(folder, disk_bytes, self.settings)
-        counters = StoreCounters()
         trust = LocalTrust()
-        tiers = TierStack(self.disk, remote, counters, trust)
-        state = CacheState(self.settings, table, tiers, counters, device, trust)
+        tiers = TierStack(self.disk, remote, StoreCounters(), trust)
         self.prefixes = PrefixRegistry(self.settings.prefix_bytes, trust)
-        listeners: list[Callable[[str, str], bool]] = [self.prefixes.forget]
-        self._deletion_listeners = listeners
-        self.cache = PieceCache(state, lambda owner, id: any([listener(owner, id) for listener in listeners]))
+        self.cache = PieceCache(self.settings, table, tiers, self.prefixes.forget)
         self._lock = threading.Lock()
         self._companions: dict[str, Companion] = {}
         if self.disk is not None:
@@ -147,9 +142,13 @@ class Store:
 
     def statistics_of(self, owner: str | None) -> StoreStatistics:
         """Return counters and contents of one owner, or of all for None."""
+        with self.cache.changed:
+            contents = self.cache.table.contents(owner)
+        if not self.cache.tiers:
+            contents["unsaved_bytes"] = 0
         return StoreStatistics(
             **self.cache.counters.of(owner),
-            **self.cache.contents(owner),
+            **contents,
             prefix_bytes=self.prefixes.bytes(owner),
             disk_bytes=0 if self.disk is None else self.disk.bytes if owner is None else self.disk.bytes_of(owner),
         )
@@ -160,13 +159,6 @@ class Store:
             if name not in self._companions:
                 self._companions[name] = make()
             return cast("CompanionT", self._companions[name])
-
-    def tell_deletions(self, listener: Callable[[str, str], bool]) -> None:
-        """Have a function called with the owner and id of every piece that is deleted or has expired.
-
-        It returns whether it had anything of the piece. It must not call the store, whose lock may be held.
-        """
-        self._deletion_listeners.append(listener)
 
     @property
     def version(self) -> object:
@@ -180,10 +172,6 @@ class Store:
             return (*changes, None if self.disk is None else self.disk.version)
         except StoreError:
             return None
-
-    def tenant_of(self, salt: bytes) -> "TenantStore":
-        """Return the part of the store that a salt belongs to, the shared library's too."""
-        return TenantStore(self, salt)
 
     def expire(self) -> int:
         """Delete expired pieces, which no look-up finds in any case; returns how many went from memory."""
@@ -244,7 +232,7 @@ class TenantStore:
         self.salt = salt
         self.owner = owner_digest(salt)
         self._owners: tuple[str, ...] = (self.owner,) if self.owner == SHARED else (self.owner, SHARED)
-        self._cache, self._lookup = store.cache, store.cache.lookup
+        self._cache, self._lookup = store.cache, PieceLookup(store.cache, self._owners)
 
     @property
     def disk(self) -> "DiskTier | None":
@@ -256,14 +244,9 @@ class TenantStore:
         """The salts to make an id with, in the order to look it up: the tenant's, then the shared library's."""
         return (self.salt,) if self.salt == SHARED_SALT else (self.salt, SHARED_SALT)
 
-    @property
-    def capacity_bytes(self) -> int | None:
-        """The budget of device memory, which one prompt's chunks have to fit into; None for no bound."""
-        return self._cache.table.budgets["device"]
-
     def __contains__(self, chunk: object) -> bool:
         """Return whether a chunk's id is in any tier; does not count as a use."""
-        return isinstance(chunk, str) and self._lookup.holds(self._owners, chunk)
+        return isinstance(chunk, str) and self._cache.holds(self._owners, chunk)
 
     def __len__(self) -> int:
         """Return the number of own chunks, in memory and on disk."""
@@ -281,7 +264,7 @@ class TenantStore:
 
     def ids(self) -> list[str]:
         """Return ids of own chunks: those on disk alone, then those in memory, the least recently used first."""
-        return self._lookup.ids(self.owner)
+        return self._lookup.ids()
 
     def find(self, chunk: str) -> Chunk | None:
         """Return the chunk with this id, or None. Its rows are read from the store when they are used."""
@@ -365,28 +348,12 @@ class TenantStore:
         return self._cache.set_pin(self.owner, chunk, False)
 
     def find_patch(self, key: ArtifactKey) -> Patch | None:
-        """Return the patch with this key, the tenant's own before a shared one; None also for another kind."""
-        found = self.find_artifact(key)
-        return found if isinstance(found, Patch) else None
-
-    def find_artifact(self, key: ArtifactKey) -> Artifact | None:
-        """Return the patch or other artifact with this key, the tenant's own before a shared one; or None."""
-        found = self._lookup.find_artifact(self._owners, key)
+        """Return the patch with this key, the tenant's own before a shared one; or None."""
+        found = self._cache.find_artifact(self._owners, key)
         self._cache.counters.add(self.owner, "patch_misses" if found is None else "patch_hits")
         return found
 
-    def written(self, key: ArtifactKey) -> tuple[float, int] | None:
-        """Return when the own artifact with this key was written last, by any process, and its bytes; None for never.
-
-        Without a folder, that of the one in memory. Two values that are equal are of the same artifact.
-        """
-        return self._lookup.written(self.owner, key)
-
-    def read_artifact(self, key: ArtifactKey) -> Artifact | None:
-        """Return the own artifact with this key as `written` has it, whatever older one is in memory; or None."""
-        return self._lookup.read_artifact(self.owner, key)
-
-    def put_artifact(self, key: ArtifactKey, artifact: Artifact) -> bool:
+    def put_artifact(self, key: ArtifactKey, artifact: Patch) -> bool:
         """Keep a patch or another artifact in place of one with the same key; returns whether it was kept.
 
         It is not kept where a chunk that it was made from is not here any more, so that a deletion during its forming
@@ -397,25 +364,25 @@ class TenantStore:
 
     def has_artifact(self, key: ArtifactKey) -> bool:
         """Return whether an own artifact with this key is in memory or on disk; does not count as a use."""
-        return self._lookup.knows(self.owner, artifact_id(key, self.owner))
+        return self._cache.knows(self.owner, artifact_id(key, self.owner))
 
     def held(self, chunks: Iterable[str]) -> dict[str, bool]:
         """Return those of some chunks that are in memory or on disk, and whether any artifact was made of each.
 
         The disk's index is asked once for all, no file is touched, and a remote tier is not asked; not a use.
         """
-        return self._lookup.held(self._owners, list(chunks))
+        return self._lookup.held(list(chunks))
 
     def held_artifacts(self, keys: Iterable[ArtifactKey]) -> frozenset[ArtifactKey]:
         """Return those of some artifacts, own or shared, that are in memory or on disk; as `held`."""
-        return self._lookup.held_artifacts(self._owners, keys)
+        return self._lookup.held_artifacts(keys)
 
     def artifact_keys(self, chunk: str) -> list[ArtifactKey]:
         """Return keys of the own and shared artifacts of a chunk, after any antecedents.
 
         Of those on disk alone at most `HEADERS_READ` headers are read; a remote tier is not asked.
         """
-        return self._lookup.artifact_keys(self._owners, chunk)
+        return self._lookup.artifact_keys(chunk)
 
     def delete_artifacts(self, chunk: str) -> int:
         """Delete the tenant's own artifacts made from a chunk, which itself stays; returns how many there were."""

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from emblema.errors import EmblemaError, LoadError, StoreError
-from emblema.kv.artifacts import Artifact
 from emblema.kv.chunk import Chunk, Encoded
+from emblema.kv.keys import ArtifactKey
 from emblema.kv.patch import Patch
 from emblema.store import codec
 from emblema.store.arriving import ArrivingRows
 from emblema.store.deletion_feed import LocalTrust
-from emblema.store.disk.entry import terms_of, with_terms
+from emblema.store.disk.entry import terms_of
 from emblema.store.format import is_passing
 from emblema.store.identity import artifact_id
-from emblema.store.keys import ArtifactKey
 from emblema.store.pieces import CachedPiece
 from emblema.store.record import Name, Record, RecordHeader, RecordReader, RecordTier, RemoteTier, Terms, is_id
 from emblema.store.settings import StoreSettings
@@ -55,11 +54,11 @@ class TierStack:
         trust: LocalTrust | None = None,
     ) -> None:
         self.disk = disk
-        self._trust = trust or LocalTrust()
+        self.trust = trust or LocalTrust()
         self.remote = remote
         both: dict[str, RecordTier | None] = {DISK: disk, REMOTE: remote}
         self.tiers = {label: tier for label, tier in both.items() if tier is not None}
-        self._counters = counters
+        self.counters = counters
         self._lock = threading.Lock()
         # Tier and kind of call whose last call failed.
         self._failing: set[tuple[str, str]] = set()
@@ -88,12 +87,12 @@ class TierStack:
         return None
 
     def _open(self, label: str, id: str, owner: str) -> RecordReader | None:
-        if not is_id(id) or (label == DISK and not self._trust.holds):
+        if not is_id(id) or (label == DISK and not self.trust.holds):
             return None
         try:
             reader = self.tiers[label].open(id, owner)
         except (EmblemaError, OSError) as error:
-            self._counters.add(owner, "load_failures")
+            self.counters.add(owner, "load_failures")
             self.note_failure(label, "open", error, owner)
             return None
         self._note_success(label, "open")
@@ -105,7 +104,7 @@ class TierStack:
 
     def entry(self, id: str, owner: str) -> "DiskEntry | None":
         """Return what the disk's index says of an owner's piece; files are not touched."""
-        if self.disk is None or not is_id(id) or not self._trust.holds:
+        if self.disk is None or not is_id(id) or not self.trust.holds:
             return None
         try:
             entry = self.disk.entry(id)
@@ -117,7 +116,7 @@ class TierStack:
     def names_on_disk(self, names: Collection[Name]) -> frozenset[Name]:
         """Return those of some pieces that the disk's index has; one question for all, and files are not touched."""
         ids = sorted({id for _, id in names if is_id(id)})
-        if self.disk is None or not ids or not self._trust.holds:
+        if self.disk is None or not ids or not self.trust.holds:
             return frozenset()
         try:
             return frozenset((entry.owner, entry.id) for entry in self.disk.entries_of(ids)) & frozenset(names)
@@ -160,22 +159,20 @@ class TierStack:
 
     def distrust(self, label: str, id: str, owner: str, error: Exception) -> None:
         """Set aside and count a record that could not be read or did not verify."""
-        self._counters.add(owner, "load_failures")
+        self.counters.add(owner, "load_failures")
         log.warning("%s: %s", label, error)
         try:
             reason = getattr(error, "reason", str(error))
             if label == DISK and self.disk is not None and not is_passing(error):
                 self.disk.quarantine(id, reason)
-                self._counters.add(owner, "quarantined")
+                self.counters.add(owner, "quarantined")
             elif label == REMOTE and self.remote is not None and self.remote.quarantine(id, owner, reason):
-                self._counters.add(owner, "quarantined")
+                self.counters.add(owner, "quarantined")
         except (EmblemaError, OSError) as failure:
             self.note_failure(label, "quarantine", failure, owner)
 
     def write(self, label: str, record: Record, terms: Terms) -> None:
-        """Keep a record in one tier; as RecordTier.write. A remote record carries its terms for its other readers."""
-        if label == REMOTE:
-            record = replace(record, header=with_terms(record.header, terms, None, record.header.created))
+        """Keep a record in one tier; as RecordTier.write."""
         self.tiers[label].write(record, terms)
         self._note_success(label, "write")
 
@@ -219,7 +216,7 @@ class TierStack:
     def note_failure(self, label: str, what: str, error: Exception, owner: str | None) -> None:
         """Count a tier's failure; log it unless the last call of its kind failed too."""
         if label == REMOTE and owner is not None:
-            self._counters.add(owner, "remote_failures")
+            self.counters.add(owner, "remote_failures")
         with self._lock:
             known = (label, what) in self._failing
             self._failing.add((label, what))
@@ -255,7 +252,7 @@ class StoredPiece:
     terms: Terms
     chunk: Chunk | None = None
     sizes: tuple[int, ...] = ()
-    artifact: Artifact | None = None
+    artifact: Patch | None = None
 
 
 class TierReader:
@@ -355,11 +352,9 @@ class TierReader:
             raise error
         return label
 
-    def _placed(self, artifact: Artifact) -> Artifact:
-        """Return an artifact where it is wanted: each layer of a patch where that layer's rows are."""
-        if isinstance(artifact, Patch):
-            return artifact.spread(self._settings.row_devices(len(artifact.layers)))
-        return artifact.to(self._device)
+    def _placed(self, patch: Patch) -> Patch:
+        """Return a patch with each layer where that layer's rows are."""
+        return patch.spread(self._settings.row_devices(len(patch.layers)))
 
     def _terms(self, label: str, header: RecordHeader) -> Terms:
         """Return a record's terms; those in the disk's index include the pin.

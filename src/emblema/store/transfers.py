@@ -3,28 +3,32 @@
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
+from typing import TypeVar
 
 import torch
 
 from emblema.errors import LoadError, StoreError
 from emblema.kv.layout import KVRows, LayerRows
 from emblema.store.arriving import ArrivingRows
-from emblema.store.pieces import CachedPiece
-from emblema.store.state import CacheState
+from emblema.store.pieces import CachedPiece, PieceTable
+from emblema.store.settings import StoreSettings
+from emblema.store.statistics import StoreCounters
 from emblema.store.tiers import DISK, TierReader, move_encoding
 from emblema.store.uploads import LayerUploader
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 THREADS = 4
 """Of each pool."""
 
 
 class WorkerPool:
-    """A few daemon threads that make calls in order. They start with the first call."""
+    """A few daemon threads that make calls in order, and hold up no end of the process. They start with the first."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -33,12 +37,20 @@ class WorkerPool:
         self._threads: list[threading.Thread] = []
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
-    def submit(self, call: Callable[[], None]) -> None:
-        """Have a call made.
+    def submit(self, call: Callable[[], T]) -> "Future[T]":
+        """Have a call made; returns its outcome to come.
 
         Raises:
             StoreError: the pool is closed.
         """
+        outcome: Future[T] = Future()
+
+        def answer() -> None:
+            try:
+                outcome.set_result(call())
+            except BaseException as error:
+                outcome.set_exception(error)
+
         with self._lock:
             if self._closed:
                 raise StoreError("the store is closed: open it again, on the same folder to find what it kept")
@@ -47,7 +59,8 @@ class WorkerPool:
                 self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
                 for thread in self._threads:
                     thread.start()
-            self._queue.put(call)
+            self._queue.put(answer)
+        return outcome
 
     def close(self) -> None:
         with self._lock:
@@ -56,47 +69,44 @@ class WorkerPool:
                 self._queue.put(None)
 
     def _run(self) -> None:
-        while (call := self._queue.get()) is not None:
-            try:
-                call()
-            except Exception:
-                # The thread must go on: others wait for it.
-                log.exception("a load failed")
+        while (answer := self._queue.get()) is not None:
+            answer()
 
 
 class RowMover:
     """Loads rows into device memory and moves them to host memory, in the background, layer by layer.
 
-    It keeps the `rows`, `tier`, `loading` and `copy_bytes` of pieces. `load` and `demote` are called with the cache's
+    It keeps the `rows`, `tier`, `loading` and `copy_bytes` of pieces. `load` and `demote` are called with the table's
     lock held.
 
     Args:
-        state: of the cache.
+        settings: of the store.
+        table: the pieces in memory.
         reader: of the slower tiers.
-        remove: unlists a piece whose rows cannot be loaded; called with the lock held.
-        finished: is called with the lock held when a load or copy has ended, with whether a slower tier gave the rows.
+        counters: where loads and moves are counted.
+        finished: is called with the lock held when a load or copy has ended, the piece still `loading`: with whether
+            the piece has to go, as its rows did not come, and whether a slower tier gave them.
     """
 
     def __init__(
         self,
-        state: CacheState,
+        settings: StoreSettings,
+        table: PieceTable,
         reader: TierReader,
-        remove: Callable[[CachedPiece], None],
-        finished: Callable[[CachedPiece, bool], None],
+        counters: StoreCounters,
+        finished: Callable[[CachedPiece, bool, bool], None],
     ) -> None:
         # Whether device memory is other memory than the host's, so that rows have to be copied between them.
-        self.copies = any(device.type != "cpu" for device in state.settings.devices)
-        self._changed, self._table, self._counters = state.changed, state.table, state.counters
-        self._settings = state.settings
-        self._deadline, self._reader = state.settings.load_deadline, reader
-        self._remove, self._finished = remove, finished
+        self.copies = any(device.type != "cpu" for device in settings.devices)
+        self._settings, self._table, self._changed = settings, table, table.changed
+        self._reader, self._counters, self._finished = reader, counters, finished
         self._workers = WorkerPool("loader")
 
     def load(self, piece: CachedPiece) -> KVRows:
         """Return a piece's rows in device memory, or on their way there."""
         rows = piece.rows
         if rows is None or (piece.tier == "host" and self.copies and not piece.loading):
-            arriving = ArrivingRows(piece.id, piece.sizes, self._deadline)
+            arriving = ArrivingRows(piece.id, piece.sizes, self._settings.load_deadline)
             piece.rows, piece.loading = arriving, True
             piece.copy_bytes = 0 if rows is None else piece.full_bytes
             self._table.move(piece, "device")
@@ -105,7 +115,7 @@ class RowMover:
             else:
                 self._counters.add(piece.owner, "promotions")
                 read = partial(self._promote, rows, arriving)
-            self._workers.submit(partial(self._fill, piece, arriving, read))
+            self._submit(partial(self._fill, piece, arriving, read))
             return arriving
         if piece.tier == "host":
             self._counters.add(piece.owner, "promotions")
@@ -120,10 +130,13 @@ class RowMover:
             return
         piece.loading, piece.copy_bytes = True, piece.full_bytes
         self._table.recount(piece)
-        self._workers.submit(partial(self._copy_to_host, piece, rows))
+        self._submit(partial(self._copy_to_host, piece, rows))
 
     def close(self) -> None:
         self._workers.close()
+
+    def _submit(self, call: Callable[[], None]) -> None:
+        self._workers.submit(call).add_done_callback(_log_failure)
 
     def _promote(self, held: KVRows, rows: ArrivingRows) -> None:
         uploader = LayerUploader(self._settings.row_devices(len(held)), [layer.bytes for layer in held])
@@ -149,9 +162,6 @@ class RowMover:
                 piece.loading = False
                 rows.fail(failure)
                 piece.saved.clear()
-            if not complete:
-                self._remove(piece)
-            piece.loading, piece.copy_bytes = False, 0
             loaded = complete and piece.rows is rows
             if loaded:
                 piece.rows = rows[:]
@@ -160,7 +170,8 @@ class RowMover:
                     if label != DISK:
                         # The disk was asked first, and does not have it any more.
                         piece.saved = {label}
-            self._finished(piece, loaded and label is not None)
+            piece.copy_bytes = 0
+            self._finished(piece, not complete, loaded and label is not None)
 
     def _copy_to_host(self, piece: CachedPiece, rows: KVRows) -> None:
         copies: KVRows | None = None
@@ -169,7 +180,7 @@ class RowMover:
         except RuntimeError as error:
             log.warning("%s could not be moved to host memory: %s", piece.id[:12], error)
         with self._changed:
-            piece.loading, piece.copy_bytes = False, 0
+            piece.copy_bytes = 0
             # Unless the piece was used meanwhile.
             if copies is not None and piece.listed and piece.leases == 0 and piece.rows is rows:
                 piece.rows = copies
@@ -177,9 +188,14 @@ class RowMover:
                     encoded = move_encoding(piece.chunk.encoded, torch.device("cpu"))
                     piece.chunk = replace(piece.chunk, encoded=encoded)
                 self._table.move(piece, "host")
-            self._finished(piece, False)
+            self._finished(piece, False, False)
 
 
 def _copy_pinned(tensor: torch.Tensor) -> torch.Tensor:
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=torch.cuda.is_available())
     return copy.copy_(tensor)
+
+
+def _log_failure(outcome: "Future[None]") -> None:
+    if (error := outcome.exception()) is not None:
+        log.error("a load failed", exc_info=error)

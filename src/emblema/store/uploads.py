@@ -6,11 +6,11 @@ queues copies; whoever reads a layer has its own stream wait for that layer's ev
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from emblema.kv.device_copies import CopyEvent, CopyStream, copy_stream
 from emblema.kv.layout import LayerRows
 
 ALIGNMENT = 256
@@ -19,82 +19,12 @@ STAGES = 4
 """Layers that may be on their way at once; the next waits until the first of them has arrived."""
 
 
-class UploadEvent(Protocol):
-    """A point on a stream of copies."""
-
-    def join(self, tensors: Sequence[Tensor]) -> None:
-        """Have the calling thread's stream wait for the point, and keep the tensors' memory until it is done too."""
-
-    def wait(self) -> None:
-        """Wait for the point; any thread may."""
-
-
-class UploadStream(Protocol):
-    """A stream for copies to a device."""
-
-    def follow(self) -> None:
-        """Have it wait for what the calling thread's stream was told: that may still use memory given out anew."""
-
-    def stage(self, size: int) -> Tensor:
-        """Return a page-locked buffer of bytes."""
-
-    def copy(self, source: Tensor, target: Tensor) -> None:
-        """Queue a copy from page-locked memory, and keep the target's memory until it is done."""
-
-    def mark(self) -> UploadEvent:
-        """Return a point behind all that is queued by now."""
-
-
-@dataclass(frozen=True, slots=True)
-class CudaUploadEvent:
-    """A `torch.cuda.Event`."""
-
-    event: torch.cuda.Event
-
-    def join(self, tensors: Sequence[Tensor]) -> None:
-        current = torch.cuda.current_stream(tensors[0].device)
-        current.wait_event(self.event)
-        for tensor in tensors:
-            tensor.record_stream(current)
-
-    def wait(self) -> None:
-        self.event.synchronize()
-
-
-class CudaUploadStream:
-    """A stream of a CUDA device.
-
-    Args:
-        device: with its index.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, torch.cuda.Stream(device)
-
-    def follow(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-
-    def stage(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-
-    def copy(self, source: Tensor, target: Tensor) -> None:
-        with torch.cuda.stream(self._stream):
-            target.copy_(source, non_blocking=True)
-        target.record_stream(self._stream)
-
-    def mark(self) -> UploadEvent:
-        # A thread that waits must not take the processor from the one that queues kernels.
-        done = torch.cuda.Event(blocking=True)
-        done.record(self._stream)
-        return CudaUploadEvent(done)
-
-
 @dataclass(slots=True)
 class _Stage:
     """A page-locked buffer, and when its last copy is done."""
 
     buffer: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
-    done: UploadEvent | None = None
+    done: CopyEvent | None = None
 
 
 class RowUploader:
@@ -106,7 +36,7 @@ class RowUploader:
         sizes: bytes of each layer.
     """
 
-    def __init__(self, device: torch.device, stream: UploadStream | None, sizes: Sequence[int]) -> None:
+    def __init__(self, device: torch.device, stream: CopyStream | None, sizes: Sequence[int]) -> None:
         self._device, self._stream = device, stream
         self._stages = [_Stage() for _ in range(STAGES)]
         self._count = 0
@@ -116,9 +46,9 @@ class RowUploader:
     @classmethod
     def of(cls, device: torch.device, sizes: Sequence[int]) -> "RowUploader":
         """Return one for a device."""
-        return cls(device, CudaUploadStream(device) if device.type == "cuda" else None, sizes)
+        return cls(device, copy_stream(device), sizes)
 
-    def upload(self, rows: LayerRows) -> tuple[LayerRows, UploadEvent | None]:
+    def upload(self, rows: LayerRows) -> tuple[LayerRows, CopyEvent | None]:
         """Return a layer's rows on the device, and the event that they are there behind; None where they are there.
 
         The rows may be let go of at once.
@@ -133,7 +63,7 @@ class RowUploader:
         starts = (0, _aligned(rows.keys.nbytes))
         size = starts[1] + _aligned(rows.values.nbytes)
         if stage.buffer.numel() < size:
-            stage.buffer = self._stream.stage(size)
+            stage.buffer = self._stream.pinned((size,), torch.uint8)
         slab = self._memory(size, self._stream)
         targets = []
         for part, start in zip(parts, starts, strict=True):
@@ -146,7 +76,7 @@ class RowUploader:
         stage.done = self._stream.mark()
         return LayerRows(*targets), stage.done
 
-    def _memory(self, size: int, stream: UploadStream) -> Tensor:
+    def _memory(self, size: int, stream: CopyStream) -> Tensor:
         """Return so many bytes on the device, set aside once: what the model is told later is not waited for."""
         if self._slab.numel() < size:
             self._slab = torch.empty(max(self._bytes, size), dtype=torch.uint8, device=self._device)
@@ -176,7 +106,7 @@ class LayerUploader:
         self._devices = devices
         self._uploaders = {device: RowUploader.of(device, held) for device, held in own.items()}
 
-    def upload(self, layer: int, rows: LayerRows) -> tuple[LayerRows, UploadEvent | None]:
+    def upload(self, layer: int, rows: LayerRows) -> tuple[LayerRows, CopyEvent | None]:
         """Return a layer's rows on its device, as `RowUploader.upload` does."""
         return self._uploaders[self._devices[layer]].upload(rows)
 

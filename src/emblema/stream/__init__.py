@@ -1,1 +1,1 @@
-"""Hours of video in a bounded memory: KV of frames in clusters on the host, fetched a cluster at a time (Mosaic)."""
+"""Hours of video in a bounded memory: rows of frames on the host or disk, and few of them retrieved in each layer."""

@@ -1,4 +1,4 @@
-"""A stream's frames as chunks for other prompts, one for each visual cluster."""
+"""A stream's frames as chunks for other prompts."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,15 +12,15 @@ from emblema.kv.rotation import relocate
 from emblema.models.batch import RowBatch
 from emblema.store.identity import chunk_id
 from emblema.store.store import TenantStore
-from emblema.stream.mosaic.memory import Mosaic
+from emblema.stream.mosaic.frame_memory import FrameMemory
 from emblema.stream.recent import RecentWindow
 
 
-def chunk_frames(recent: RecentWindow, memory: Mosaic, most: int) -> Iterator[list[int]]:
-    """Yield the frames of every chunk, rising, at most `most`: of each visual cluster, then of the recent window."""
-    near = {int(frame) for frame in recent.frames if frame >= 0} | set(recent.block)
-    for group in (*(cluster.frames for cluster in memory.visual.clusters.values()), near):
-        frames = sorted(group)
+def chunk_frames(recent: RecentWindow, memory: FrameMemory, most: int) -> Iterator[list[int]]:
+    """Yield the frames of every chunk, rising, at most `most`: those that left the window, then the others."""
+    gone = memory.context.log.gone
+    near = sorted({int(frame) for frame in recent.frames if frame >= 0} | set(recent.block))
+    for frames in (gone.live(memory.frames.start, memory.frames.stop).tolist(), near):
         yield from (frames[start : start + most] for start in range(0, len(frames), most))
 
 
@@ -31,7 +31,7 @@ class ChunkWriter:
     markers' rows are computed around them.
     """
 
-    def __init__(self, recent: RecentWindow, memory: Mosaic, markers: tuple[Sequence[int], Sequence[int]]) -> None:
+    def __init__(self, recent: RecentWindow, memory: FrameMemory, markers: tuple[Sequence[int], Sequence[int]]) -> None:
         self.adapter, self.recent, self.memory, self.markers = memory.adapter, recent, memory, markers
 
     def store(self, frames: Sequence[int], store: TenantStore) -> Chunk:

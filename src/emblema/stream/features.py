@@ -1,4 +1,4 @@
-"""What frames and rows are compared by: mean keys of frames, and attention that rows get."""
+"""What frames are compared by: mean keys and mean values."""
 
 import torch
 from torch import Tensor
@@ -31,17 +31,6 @@ def mean_values(rows: LayerRows, layout: LayerLayout, tokens: int) -> Tensor:
     """Return the mean value of each frame, [frames, heads x width] float32; latent rows have none beside the key."""
     values = _by_frame(rows.values, tokens).mean(1).flatten(1)
     return values[:, :0] if layout.kind == "latent" else values
-
-
-def saliency(queries: Tensor, keys: Tensor) -> Tensor:
-    """Return the attention mass of each row, summed over queries and heads: [rows] float32.
-
-    Args:
-        queries: [query heads, queries, width] position-free, times the attention's own scale.
-        keys: [key heads, rows, width] position-free; key heads divide query heads.
-    """
-    shared = keys.repeat_interleave(queries.shape[0] // keys.shape[0], dim=0)
-    return torch.softmax(queries @ shared.transpose(1, 2), dim=-1).sum((0, 1))
 
 
 def _by_frame(rows: Tensor, tokens: int) -> Tensor:

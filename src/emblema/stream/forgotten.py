@@ -39,6 +39,10 @@ class ForgottenFrames:
         runs.append(range(start, frames.stop))
         return [run for run in runs if run]
 
+    def runs(self) -> list[range]:
+        """Return the runs of frames that are forgotten."""
+        return list(map(range, self._starts, self._stops))
+
     def live(self, low: int, high: int) -> FrameNumbers:
         """Return the frames from `low` and before `high` that are not forgotten, rising."""
         runs = [numpy.arange(run.start, run.stop) for run in self.live_runs(range(low, high))]

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emblema.errors import ModelError, PromptError
-from emblema.models.attention_switch import attending_by, stock_attend
+from emblema.errors import ContextLengthError, ModelError
+from emblema.models.attention import attending_by, stock_attend
 from emblema.models.batch import RowBatch
 from emblema.models.frames import FrameCodes
 from emblema.models.queries import position_free
-from emblema.models.table import KVTable
+from emblema.models.tables import KVTable
 from emblema.session.decoding import DecodeStart
 from emblema.stream.context import MemoryContext
 from emblema.stream.method import Method, Purpose, Query, VisibleRange
@@ -85,17 +85,14 @@ class MemoryForward:
         return Query(free, self._groups[start:stop], self._count, layout.keys[0], self._purpose)
 
 
-def encode_block(method: Method, recent: RecentWindow, codes: FrameCodes, batched: bool) -> None:
+def encode_block(method: Method, recent: RecentWindow, codes: FrameCodes) -> None:
     """Run frames of the block under way; there is room for them. Their rows stay in its table.
 
-    All see the memory as it was when the block began, and each frame those before it. For a method that does not
-    encode, only room in the table is taken.
-
-    Args:
-        batched: in one forward, or as few as the adapter's rows at once allow; else frame by frame.
+    All see the memory as it was when the block began, and each frame those before it. They run in one forward, or as
+    few as the adapter's rows at once allow. For a method that does not encode, only room in the table is taken.
     """
     adapter = method.adapter
-    together = max(1, adapter.block_rows // codes.tokens) if batched else 1
+    together = max(1, adapter.block_rows // codes.tokens)
     visible = VisibleRange(0, recent.done, recent.done)
     for start in range(0, codes.frames, together):
         part = codes.slice(start, min(start + together, codes.frames))
@@ -114,7 +111,7 @@ def _frame_batch(recent: RecentWindow, codes: FrameCodes) -> tuple[RowBatch, Ten
     numbers = torch.arange(codes.frames, device=adapter.device)
     groups = numbers.repeat_interleave(tokens)
     rows = torch.arange(recent.table.length, recent.table.length + len(groups), device=adapter.device)
-    together = groups + first if adapter.kind.bidirectional else torch.full_like(groups, -1)
+    together = groups + first if adapter.kind.bidirectional(adapter.model.config) else torch.full_like(groups, -1)
     slots = recent.table.allocate(rows, together)
     batch = RowBatch(
         codes.embeds.reshape(len(groups), -1),
@@ -158,13 +155,13 @@ def prefill_question(
         most: tokens that may be decoded after it.
 
     Raises:
-        PromptError: it does not fit into the model's context.
+        ContextLengthError: it does not fit into the model's context.
     """
     adapter, ids = method.adapter, torch.tensor(question.token_ids)
     begin = recent.positions.corner(visible.high)
     longest = begin + len(ids) + most
     if longest > adapter.context_length:
-        raise PromptError(
+        raise ContextLengthError(
             f"the question would take positions up to {longest}; the model's context holds "
             f"{adapter.context_length}: ask less, or open the stream with positions='packed'"
         )

@@ -1,6 +1,5 @@
 """Rows of the frames that left the window, on the host in the order of time, and their way to the device."""
 
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,22 +20,13 @@ class Transfers:
     Attributes:
         fetches: runs of consecutive frames that were copied from the host to the device.
         fetched_bytes: their bytes.
-        stores, stored_bytes: writes from the device to the host, one for each block and layer.
-        fetch_seconds: time that fetches took, on any thread.
-        waited_seconds: the part of it that a layer waited for.
         predicted, hits: frames that were prefetched, and those of them that their layer then asked for.
-        asked: frames that layers asked for, the first layer's aside, which cannot be prefetched.
     """
 
     fetches: int = 0
     fetched_bytes: int = 0
-    stores: int = 0
-    stored_bytes: int = 0
-    fetch_seconds: float = 0.0
-    waited_seconds: float = 0.0
     predicted: int = 0
     hits: int = 0
-    asked: int = 0
 
     def counts(self) -> dict[str, float]:
         """Return all counts by name."""
@@ -74,10 +64,7 @@ class HostRows:
 
     def append(self, frames: range, rows: LayerRows) -> None:
         """Write rows [heads, frames x tokens, width] of the next frames."""
-        lines = self._lines(rows)
-        self.lines.append(frames, lines)
-        self.transfers.stores += 1
-        self.transfers.stored_bytes += lines.nbytes
+        self.lines.append(frames, self._lines(rows))
 
     def _lines(self, rows: LayerRows) -> Tensor:
         """Return rows of frames [heads, frames x tokens, width] as lines [frames, features]."""
@@ -106,29 +93,15 @@ class HostRows:
         return self.lines.copy(frames).to(device)
 
     def fetch(self, frames: FrameNumbers, device: torch.device) -> Tensor:
-        """Return `copy`, counted as a transfer that its layer waits for."""
-        began = time.perf_counter()
+        """Return `copy`, counted as a transfer."""
         lines = self.copy(frames, device)
-        seconds = time.perf_counter() - began
-        self.count_transfer(frames, lines, seconds)
-        self.transfers.waited_seconds += seconds
+        self.count_transfer(frames, lines)
         return lines
 
-    def count_transfer(self, frames: FrameNumbers, lines: Tensor, seconds: float) -> None:
+    def count_transfer(self, frames: FrameNumbers, lines: Tensor) -> None:
         """Count lines that were copied to the device."""
-        transfers = self.transfers
-        transfers.fetches += min(1, len(frames)) + int(numpy.count_nonzero(frames[1:] - frames[:-1] > 1))
-        transfers.fetched_bytes += lines.nbytes
-        transfers.fetch_seconds += seconds
-
-
-@dataclass(frozen=True, slots=True)
-class CopiedLines:
-    """Lines of some frames on the device, and the seconds that their copy took."""
-
-    frames: FrameNumbers
-    lines: Tensor
-    seconds: float
+        self.transfers.fetches += min(1, len(frames)) + int(numpy.count_nonzero(frames[1:] - frames[:-1] > 1))
+        self.transfers.fetched_bytes += lines.nbytes
 
 
 class RowFetcher:
@@ -137,13 +110,13 @@ class RowFetcher:
     def __init__(self, stores: Sequence[HostRows], transfers: Transfers, device: torch.device) -> None:
         self._stores, self._transfers, self._device = stores, transfers, device
         self._pool: ThreadPoolExecutor | None = None
-        self._copying: dict[int, Future[CopiedLines]] = {}
-        self._copied: dict[int, CopiedLines] = {}
+        self._copying: dict[int, tuple[FrameNumbers, Future[Tensor]]] = {}
+        self._copied: dict[int, tuple[FrameNumbers, Tensor]] = {}
 
     @property
     def bytes(self) -> int:
         """Bytes on the device that were prefetched."""
-        return sum(copied.lines.nbytes for copied in self._copied.values())
+        return sum(lines.nbytes for _, lines in self._copied.values())
 
     def prefetch(self, layer: int, frames: FrameNumbers) -> None:
         """Copy lines on a thread for a later layer; once a layer and reading."""
@@ -152,7 +125,7 @@ class RowFetcher:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "emblema-stream-fetch")
         self._transfers.predicted += len(frames)
-        self._copying[layer] = self._pool.submit(self._copy, layer, frames)
+        self._copying[layer] = frames, self._pool.submit(self._stores[layer].copy, frames, self._device)
 
     def fetch(self, layer: int, frames: FrameNumbers) -> Tensor:
         """Return lines of frames, which rise; wait for those that are being copied, and copy those that are missing.
@@ -160,41 +133,26 @@ class RowFetcher:
         Raises:
             StoreError: a line is on disk, and damaged there.
         """
-        began = time.perf_counter()
         store = self._stores[layer]
         self._collect(layer)
-        here = self._copied.get(layer)
-        known = numpy.zeros(len(frames), dtype=bool) if here is None else numpy.isin(frames, here.frames)
-        if layer:
-            self._transfers.asked += len(frames)
-            self._transfers.hits += int(known.sum())
-        if here is None or not known.any():
-            copied = self._copy(layer, frames)
-            lines = copied.lines
-            store.count_transfer(frames, lines, copied.seconds)
-        else:
-            lines = here.lines.new_empty(len(frames), here.lines.shape[1])
-            places = numpy.searchsorted(here.frames, frames[known])
-            lines[torch.from_numpy(known.nonzero()[0])] = here.lines[torch.from_numpy(places)]
-            if not known.all():
-                missing = self._copy(layer, frames[~known])
-                lines[torch.from_numpy((~known).nonzero()[0])] = missing.lines
-                store.count_transfer(missing.frames, missing.lines, missing.seconds)
-        self._transfers.waited_seconds += time.perf_counter() - began
+        here, held = self._copied.get(layer, (frames[:0], None))
+        known = numpy.isin(frames, here)
+        self._transfers.hits += int(known.sum())
+        if held is None or not known.any():
+            return store.fetch(frames, self._device)
+        lines = held.new_empty(len(frames), held.shape[1])
+        lines[torch.from_numpy(known.nonzero()[0])] = held[torch.from_numpy(numpy.searchsorted(here, frames[known]))]
+        if not known.all():
+            lines[torch.from_numpy((~known).nonzero()[0])] = store.fetch(frames[~known], self._device)
         return lines
 
-    def _copy(self, layer: int, frames: FrameNumbers) -> CopiedLines:
-        began = time.perf_counter()
-        lines = self._stores[layer].copy(frames, self._device)
-        return CopiedLines(frames, lines, time.perf_counter() - began)
-
     def _collect(self, layer: int) -> None:
-        copying = self._copying.pop(layer, None)
+        frames, copying = self._copying.pop(layer, (None, None))
         # A guess that could not be read was perhaps not wanted; if it is, the layer reads it and says what is wrong.
-        if copying is None or isinstance(copying.exception(), StoreError):
+        if frames is None or copying is None or isinstance(copying.exception(), StoreError):
             return
-        copied = self._copied[layer] = copying.result()
-        self._stores[layer].count_transfer(copied.frames, copied.lines, copied.seconds)
+        self._copied[layer] = frames, copying.result()
+        self._stores[layer].count_transfer(*self._copied[layer])
 
     def clear(self) -> None:
         """Give up what is on the device, once it has come."""

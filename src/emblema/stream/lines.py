@@ -1,4 +1,4 @@
-"""Lines: what is kept of a frame for one purpose, as bytes of one length; the newest in memory, older ones in a log."""
+"""Lines: what is kept of a frame for one purpose, as bytes of one length; the newest in memory, older ones on disk."""
 
 import math
 from collections.abc import Sequence

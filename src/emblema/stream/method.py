@@ -62,23 +62,6 @@ class Query:
         """Return [groups, means]: the product of each group's pooled query with mean keys [key heads, means, width]."""
         return self.pooled @ keys.transpose(0, 1).flatten(1).T
 
-    def score_by_attention(self, logits: Tensor, sizes: Tensor) -> Tensor:
-        """Return [groups, means]: the most attention that any query of a group would give to one frame of a cluster.
-
-        Every query of every head attends the mean keys, each counted once for every frame of its cluster; what a
-        cluster gets is divided among its frames. So heads do not cancel one another as they do in a pooled query.
-
-        Args:
-            logits: [query heads, rows, means, parts], of the queries with the mean keys.
-            sizes: [means] frames of each; 0 hides it.
-        """
-        heads, rows, count, parts = logits.shape
-        weighted = logits + sizes.float().log()[:, None]
-        most = torch.softmax(weighted.flatten(2), dim=2).reshape(heads, rows, count, parts).sum(3).amax(0)
-        groups = torch.where(self.groups < 0, self.count, self.groups)[:, None].expand_as(most)
-        scores = most.new_zeros(self.count + 1, count).scatter_reduce(0, groups, most, "amax")
-        return scores[: self.count] / sizes.float().clamp_min(1)
-
 
 @dataclass(frozen=True, slots=True)
 class StreamRows:
@@ -197,12 +180,14 @@ class Method:
         bounded: whether what it selects is bounded, however long the stream.
         shares_window: whether sinks and window are visible beside what it selects.
         encodes: whether frames run through the decoder as they come.
+        saves: whether it can be saved, use the disk and forget frames: only `FrameMemory`.
     """
 
     name = "none"
     bounded = True
     shares_window = True
     encodes = True
+    saves = False
 
     def __init__(self, context: StreamContext) -> None:
         self.context = context
@@ -219,10 +204,7 @@ class Method:
         return Selection()
 
     def settle(self) -> None:
-        """End a reading. Work that waited for rows on the device is done, or left for `catch_up`."""
-
-    def catch_up(self) -> None:
-        """Do what is left of readings. It is done before the next frames are read in any case."""
+        """End a reading. Work that waited for rows on the device is done."""
 
     @property
     def frame_bytes(self) -> int:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from emblema.kv.layout import LayerRows
-from emblema.models.table import KVTable
+from emblema.models.tables import KVTable
 from emblema.stream.method import EvictedFrames, StreamContext, StreamRows
 from emblema.stream.state import StreamState
 
@@ -30,7 +30,7 @@ class RecentWindow:
         self._gone: set[int] = set()
         self.frames = torch.full((len(opening),), -1, dtype=torch.int64, device=adapter.device)
         self.written = torch.arange(len(opening), device=adapter.device).expand(adapter.axes, -1)
-        self._layers = list(adapter.capture(adapter.encode_text(torch.tensor(opening, dtype=torch.int64))))
+        self._layers = list(adapter.prefill(adapter.encode_text(torch.tensor(opening, dtype=torch.int64)))[0])
         self.table = self._new_table()
 
     def _new_table(self) -> KVTable:

@@ -56,6 +56,7 @@ class StreamReply:
         usage: what it cost.
         moments: frames outside the recent window that were retrieved for it, in order.
         conversation: tokens after the frames, those of the answer included: what a question `after` it follows.
+        remark: words of the question that the model does not know, and that an answer is empty; see `Reply`.
     """
 
     text: str
@@ -64,6 +65,7 @@ class StreamReply:
     usage: StreamUsage
     moments: tuple[Moment, ...] = field(default=(), repr=False)
     conversation: tuple[int, ...] = field(default=(), repr=False)
+    remark: str | None = None
 
     def evidence(self, gap: float = 0.0) -> tuple[EvidenceSpan, ...]:
         """Return the moments as stretches of time, in order.

@@ -1,124 +1,19 @@
-"""What a user sets on a stream, and what the ablations of Mosaic change."""
+"""What a user sets on a stream."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from math import exp, inf
+from dataclasses import dataclass, fields, replace
+from math import inf
 from typing import Any, Literal, get_args
 
 from emblema.errors import StreamError
 
 Positions = Literal["native", "packed"]
 Drop = Literal["block", "oldest", "newest"]
-Splitting = Literal["deferred", "eager"]
-Direction = Literal["relaxing", "tightening"]
-Guess = Literal["queries", "frames"]
-Levels = Literal["both", "visual", "semantic"]
-Scoring = Literal["pooled", "attention", "orders"]
-Retrieval = Literal["frames", "clusters"]
-Geometry = Literal["euclidean", "cosine"]
-LARGEST: dict[Retrieval, int] = {"frames": 512, "clusters": 8}
-"""Frames of a semantic cluster at most: where it is retrieved as a whole it has to fit into a budget."""
-
-
-@dataclass(frozen=True, slots=True)
-class AblationSettings:
-    """Design choices of Mosaic, for ablations. The defaults are what measured best; see `docs/stream.md`.
-
-    Attributes:
-        batched: run a block of frames in one forward; else frame by frame. Holds for every method.
-        representatives: show the centroids of clusters that were not retrieved.
-        weighted: add the log of a cluster's number of rows to its centroid's logit.
-        retrieve_while_encoding: let frames retrieve clusters too, not only questions.
-        retrieval: retrieve single `frames`, or whole `clusters` in two stages (the paper).
-        pool: frames, or as many keys of each head, that postings find before some are retrieved: so many times the
-            budget. Up to twice as many are all compared.
-        breadth: choose visual clusters until they hold this many times the budget.
-        scoring: by what frames or clusters are chosen: the product of a `pooled` query with their mean keys (the paper,
-            ReKV), the most `attention` that any query would give to one of their keys, or their places in all queries'
-            `orders` (single frames alone). None: the method's own, which are orders for frames, attention for clusters,
-            and pooled for ReKV.
-        parts: runs of rows of a frame that have a mean key each; at most one for each row.
-        prefetch: let layer l copy clusters for layer l + 1 on a thread; None: on devices with memory of their own.
-        guess: prefetch by the layer's own `queries` against the next layer's centroids, or by the `frames` that it
-            retrieved.
-        levels: where clusters may grow too wide: on `both` levels, on the `visual` level (layers follow it), or on
-            the `semantic` level (all frames are one visual cluster).
-        splitting: cut a cluster that grew too wide while it is on the host when it is fetched (`deferred`) or at once
-            (`eager`).
-        tau_small, tau_large: variance allowed to a small and to a large cluster, as a share of its level's variance.
-        scale: frames after which the threshold has moved by 63 % of the way (the paper's lambda).
-        geometry: compare states, and take a cluster's variance, by their `euclidean` distance, or at length one
-            (`cosine`).
-        direction: `relaxing` lets large clusters be wider (Mosaic, equation 5), `tightening` small ones (its text).
-        largest: frames in a semantic cluster, at most; None for 512, or 8 where clusters are retrieved.
-        first: frames in the first partition.
-        clusters: clusters of a level at most, when a block ends; old ones are merged where there are more. None for
-            any number.
-    """
-
-    batched: bool = True
-    representatives: bool = False
-    weighted: bool = True
-    retrieve_while_encoding: bool = True
-    retrieval: Retrieval = "frames"
-    pool: float = 4.0
-    breadth: float = 3.0
-    scoring: Scoring | None = None
-    parts: int = 4
-    prefetch: bool | None = None
-    guess: Guess = "queries"
-    levels: Levels = "both"
-    splitting: Splitting = "deferred"
-    tau_small: float = 0.07
-    tau_large: float = 0.2
-    scale: float = 8.0
-    geometry: Geometry = "euclidean"
-    direction: Direction = "tightening"
-    largest: int | None = None
-    first: int = 16
-    clusters: int | None = 1024
-
-    def __post_init__(self) -> None:
-        _check_counts(self, {"first": 1, "parts": 1})
-        if self.clusters is not None:
-            _check_counts(self, {"clusters": 1})
-        if self.largest is not None:
-            _check_counts(self, {"largest": 2})
-        choices = {
-            "retrieval": Retrieval,
-            "guess": Guess,
-            "levels": Levels,
-            "splitting": Splitting,
-            "geometry": Geometry,
-            "direction": Direction,
-        }
-        _check_choices(self, choices if self.scoring is None else {**choices, "scoring": Scoring})
-        if self.scoring == ("orders" if self.retrieval == "clusters" else "pooled"):
-            raise StreamError(f"scoring {self.scoring!r} does not go with the retrieval of {self.retrieval}")
-        for name in ("pool", "breadth", "tau_small", "tau_large", "scale"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-                raise StreamError(f"{name} is {value!r}: it must be a number above 0")
-        if self.pool < 1:
-            raise StreamError(f"pool is {self.pool!r}: it must be 1 or more")
-        if self.tau_small > self.tau_large:
-            raise StreamError("tau_small is above tau_large: swap them, and choose who gets which by direction")
-
-    @property
-    def summarised(self) -> bool:
-        """Whether clusters have summaries on the device: where they are retrieved as a whole, or shown."""
-        return self.retrieval == "clusters" or self.representatives
-
-    @property
-    def most(self) -> int:
-        """Frames in a semantic cluster, at most."""
-        return LARGEST[self.retrieval] if self.largest is None else self.largest
-
-    def threshold(self, frames: int) -> float:
-        """Return the variance allowed to a cluster of so many frames, as a share of its level's (Mosaic, eq. 5)."""
-        nearest = exp(-frames / self.scale)
-        relaxed = self.tau_large - (self.tau_large - self.tau_small) * nearest
-        return relaxed if self.direction == "relaxing" else self.tau_large + self.tau_small - relaxed
+REMOVED = frozenset(
+    """ablation batched representatives weighted retrieve_while_encoding retrieval pool breadth scoring parts prefetch
+    guess levels splitting tau_small tau_large scale geometry direction largest first clusters""".split()  # noqa: SIM905
+)
+"""Former settings: choices of the paper, which the method `mosaic-paper` makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +40,6 @@ class StreamSettings:
             stream that is loaded goes on under the name that it was loaded by.
         save_blocks, save_seconds: it does so when so many blocks, or frames of so many seconds, came since it last did,
             whichever is sooner; None for the one that does not count.
-        ablation: design choices of the method.
     """
 
     sinks: int = 1
@@ -162,7 +56,6 @@ class StreamSettings:
     save_as: str | None = None
     save_blocks: int | None = 16
     save_seconds: float | None = None
-    ablation: AblationSettings = field(default_factory=AblationSettings)
 
     def __post_init__(self) -> None:
         _check_counts(self, {"sinks": 0, "window": 0, "block": 1, "queue": 1})
@@ -193,27 +86,19 @@ class StreamSettings:
         """Whether memory gives up frames."""
         return (self.host_bytes, self.keep_seconds, self.keep_bytes) != (None, None, None)
 
-    def flat(self) -> dict[str, Any]:
-        """Return all settings by name, those of the ablation among them; `change_settings` takes them back."""
-        named = asdict(self)
-        ablation = named.pop("ablation")
-        return {**named, **ablation}
-
 
 def change_settings(settings: StreamSettings, changes: Mapping[str, Any]) -> StreamSettings:
-    """Return settings with some of them changed by name, those of the ablation too.
+    """Return settings with some of them changed by name.
 
     Raises:
         StreamError: there is no setting of a name, or a value is not right.
     """
-    own, inner = ({setting.name for setting in fields(kind)} for kind in (StreamSettings, AblationSettings))
-    unknown = sorted(changes.keys() - own - inner)
-    if unknown:
-        raise StreamError(f"there is no setting {unknown[0]!r}: choose from {', '.join(sorted(own | inner))}")
-    ablation = replace(
-        changes.get("ablation", settings.ablation), **{name: changes[name] for name in changes.keys() & inner}
-    )
-    return replace(settings, **{**{name: changes[name] for name in changes.keys() & own}, "ablation": ablation})
+    known = {setting.name for setting in fields(StreamSettings)}
+    for name in sorted(changes.keys() - known):
+        if name in REMOVED:
+            raise StreamError(f"the setting {name!r} was removed: the method 'mosaic-paper' chooses as the paper does")
+        raise StreamError(f"there is no setting {name!r}: choose from {', '.join(sorted(known))}")
+    return replace(settings, **changes)
 
 
 def _check_counts(settings: object, least: Mapping[str, int]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from emblema.errors import MediaError
 from emblema.media import DEFAULT_LIMITS, MediaLimits
+from emblema.media.frames import of_size
 from emblema.media.live import live_frames, live_name
 from emblema.stream.frames import TimedFrame
 
@@ -19,7 +20,7 @@ class LiveSource:
     """A camera, or an address of live video, connected to again when it vanishes.
 
     Frames have the time at which they came, in seconds since 1970: that of a connection's first frame, and after it by
-    the source's own clock. It never goes back.
+    the source's own clock. It never goes back. All have the size of the first.
 
     Args:
         address: `camera:0`, or an address that begins with rtsp, rtsps, http, https or tcp.
@@ -70,6 +71,7 @@ class LiveSource:
         Raises:
             MediaError: no frame came for `give_up` seconds.
         """
+        size: tuple[int, int] | None = None
         last, tries, deadline, reason = -math.inf, 0, time.monotonic() + self._give_up, ""
         while not self._closed.is_set():
             jumps, begun = self.jumps, -math.inf
@@ -78,7 +80,8 @@ class LiveSource:
                 for frame in live_frames(self._address, self.fps, self._limits, patience):
                     begun = self._now() - frame.seconds if begun == -math.inf else begun
                     last, self.jumps, tries = max(last, begun + frame.seconds), jumps + frame.jumps, 0
-                    yield TimedFrame(frame.picture, last)
+                    size = size or frame.picture.size
+                    yield TimedFrame(of_size(frame.picture, size), last)
                     deadline = time.monotonic() + self._give_up
                     if self._closed.is_set():
                         return

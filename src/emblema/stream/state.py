@@ -1,6 +1,6 @@
 """A stream's state as tensors and plain facts, in one file that is written whole and checked when it is read.
 
-What every frame has for itself is not in it but in a log (`log.py`), of which it says where frames lie.
+What every frame has for itself is not in it but in a file of frames (`frame_file.py`).
 """
 
 import json
@@ -18,7 +18,7 @@ from torch import Tensor
 from emblema.errors import StoreError, StreamError
 from emblema.store.files import make_folder, write_whole
 
-VERSION = 7
+VERSION = 8
 FACTS = "facts"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 """What a saved stream may be called."""

@@ -24,15 +24,14 @@ from emblema.session.session import Session
 from emblema.stream.archive import FrameArchive
 from emblema.stream.chunks import ChunkWriter, chunk_frames
 from emblema.stream.forward import MemoryRunner, encode_block, prefill_question
+from emblema.stream.frame_file import hold_folder
 from emblema.stream.frames import FrameLog, FrameQueue, TimedFrame
-from emblema.stream.log_files import hold_folder
 from emblema.stream.method import MemoryBytes, Method, StreamContext, VisibleRange
-from emblema.stream.methods import method_named
-from emblema.stream.mosaic.memory import Mosaic
+from emblema.stream.methods import find_method
+from emblema.stream.mosaic.frame_memory import FrameMemory
 from emblema.stream.positions import FramePositions, PhaseTables
 from emblema.stream.recent import RecentWindow
 from emblema.stream.reply import Moment, StreamPiece, StreamReply, StreamUsage
-from emblema.stream.save_schedule import SaveSchedule
 from emblema.stream.settings import StreamSettings, change_settings
 from emblema.stream.state import StreamState, read_state, state_path
 from emblema.stream.turn import QuestionTokens, StreamTurn
@@ -60,26 +59,32 @@ class Stream:
     """
 
     def __init__(
-        self, session: Session, method: str, settings: StreamSettings, template: bool = True, system: str | None = None
+        self,
+        session: Session,
+        method: str | type[Method],
+        settings: StreamSettings,
+        template: bool = True,
+        system: str | None = None,
     ) -> None:
         _refuse_unreadable(session.adapter)
-        if method != Mosaic.name and (settings.keep_seconds is not None or settings.keep_bytes is not None):
-            raise StreamError("keep_seconds and keep_bytes need the method mosaic: other memories forget nothing")
-        if settings.host_bytes is not None and (method != Mosaic.name or _folder(session) is None):
-            raise StreamError("host_bytes needs the method mosaic, and an engine with a folder: open it with store=")
+        self._make = find_method(method, settings)
+        wanted = (settings.keep_seconds, settings.keep_bytes, settings.host_bytes, settings.save_as)
+        if not self._make.saves and any(value is not None for value in wanted):
+            raise StreamError("keep_seconds, keep_bytes, host_bytes and save_as need the method mosaic")
+        if settings.host_bytes is not None and _folder(session) is None:
+            raise StreamError("host_bytes needs an engine with a folder: open it with store=")
         if settings.save_as is not None:
-            if method != Mosaic.name:
-                raise StreamError("save_as needs the method mosaic: other memories cannot be saved")
             state_path(_folder(session), settings.save_as)
-        self.method, self.settings = method, settings
+        self.method, self.settings = self._make.name, settings
         self.log = FrameLog(settings.block if settings.releases else None)
-        self._make = method_named(method, settings)
         self._session, self._adapter = session, session.adapter
         self.turn = StreamTurn(session, template, system)
         self._queue, self._owner = FrameQueue(settings), threading.get_ident()
         self._parts: tuple[RecentWindow, Method] | None = None
         self._archive: FrameArchive | None = None
-        self._schedule = SaveSchedule(settings)
+        # Blocks since the last save, and the time of its last frame; None before the first frame.
+        self._unsaved_blocks = 0
+        self._saved_at: float | None = None
 
     @property
     def frames(self) -> int:
@@ -124,22 +129,13 @@ class Stream:
         recent, memory = self._parts
         own = memory.bytes()
         device = {"local": recent.bytes, "phases": recent.phases.bytes, **own.device}
-        recalled = 0 if self._archive is None else self._archive.recalled_bytes
-        return MemoryBytes(device, {"codes": self.log.bytes, "recalled": recalled, **own.host})
+        return MemoryBytes(device, {"codes": self.log.bytes, **own.host})
 
     @property
     def counts(self) -> dict[str, float]:
         """What the memory has counted since the stream began: transfers, bytes moved, cuts and more."""
         disk = {} if self._archive is None else asdict(self._archive.counts)
         return {} if self._parts is None else {**self._parts[1].counts(), **disk}
-
-    @property
-    def clusters(self) -> dict[int, tuple[int, ...]]:
-        """Frames of each visual cluster by its number, in order; none for a method without clusters."""
-        if self._parts is None or not isinstance(self._parts[1], Mosaic):
-            return {}
-        self._parts[1].catch_up()
-        return {id: tuple(sorted(cluster.frames)) for id, cluster in self._parts[1].visual.clusters.items()}
 
     def push(self, frames: Any, at: float | Sequence[float] | None = None) -> int:
         """Take in a frame, or several.
@@ -246,7 +242,8 @@ class Stream:
             PromptError: the question or a knob is not right, or there is no room for it in the model's context.
         """
         began = time.perf_counter()
-        sampling, question = Sampling.of(**knobs), self._question(text, after)
+        sampling = Sampling.of(**knobs)
+        question = replace(self._question(text, after), remark=self._session.remark_on([text]))
         visible = self._visible(at, window, between)
         before = self.counts
         prefill = self._prefill(question, visible, sampling.max_new_tokens)
@@ -268,10 +265,9 @@ class Stream:
         return logits
 
     def settle(self) -> None:
-        """Cut clusters whose cut waited until they were on the device; every block does, and some questions."""
+        """Do the work that waited until a question was answered; every block does it, and some questions."""
         if self._parts is not None:
             self._parts[1].settle()
-            self._parts[1].catch_up()
 
     def save(self, name: str) -> Path:
         """Write what has come since the last save to the engine's folder; frames that wait are encoded first.
@@ -296,7 +292,7 @@ class Stream:
                 "dropped": self.dropped,
                 "model": self._adapter.fingerprint,
                 "method": self.method,
-                "settings": self.settings.flat(),
+                "settings": asdict(self.settings),
                 "opening": list(self.turn.opening),
             }
         )
@@ -306,14 +302,14 @@ class Stream:
         for part, kept in parts.items():
             state.put(part, kept)
         path = archive.save(name, state)
-        self._schedule.note_save(self.log.times[-1])
+        self._unsaved_blocks, self._saved_at = 0, self.log.times[-1]
         return path
 
     def forget(self, between: Sequence[float]) -> int:
         """Delete the frames that came from one moment until another: their rows, and all that they are found by.
 
-        No question sees them any more. What was written of them to disk is gone when this returns: the log is written
-        again without them, and a stream that has been saved is saved again. Their times stay.
+        No question sees them any more. What was written of them to disk is overwritten when this returns, and a stream
+        that has been saved is saved again. Their times stay.
 
         Args:
             between: seconds of the two moments.
@@ -332,9 +328,7 @@ class Stream:
         deleted = len(self.log.gone.live(frames.start, frames.stop))
         self._forget(frames)
         archive = self._saved(memory)[0]
-        archive.compact()
-        if archive.saved is not None:
-            self.save(archive.saved)
+        archive.erase() if archive.saved is None else self.save(archive.saved)
         return deleted
 
     def _retain(self) -> None:
@@ -344,15 +338,13 @@ class Stream:
         if len(expired) >= max(self.settings.block, (self.frames - until) // BATCH):
             self._forget(range(int(expired[0]), int(expired[-1]) + 1))
             if self._archive is not None:
-                self._archive.compact(most=0.5)
+                self._archive.erase()
 
     def _forget(self, frames: range) -> None:
         """Take frames out of all that is in memory."""
         recent, memory = self._begun()
         self.log.forget(frames)
         memory.forget(frames)
-        if self._archive is not None:
-            self._archive.forget(frames)
         recent.forget(frames)
         if len(self.log) - 1 in frames:
             self._queue.skipper.forget()
@@ -395,37 +387,33 @@ class Stream:
         try:
             recent.restore(state.part("local"))
             kept = state.part("memory")
-            first, count = (kept.facts[name] for name in ("first", "count"))
-            listed = archive.read_postings(state_path(_folder(session), name).parent, state)
-            archive.restore(name, state.part("lines"), range(first, first + count), held)
-            own.restore(kept, archive.index(), *listed)
+            own.restore(kept, archive.restore(name, state, held))
         except BaseException:
             stream.close()
             raise
         if settings.skip is not None:
             stream._queue.skipper.restore(state.part("skipper"))
-        stream._schedule.note_save(stream.log.times[-1])
+        stream._saved_at = stream.log.times[-1]
         stream._queue.restore(facts["last"], tuple(facts["size"]), facts["dropped"])
         return stream
 
     def chunks(self, most: int = 64) -> list[Chunk]:
         """Return the stream's frames as chunks in the engine's store, for any prompt at any position.
 
-        There is one for each visual cluster, its frames in order, and one for the frames that have not left the
-        window. Their rows are those that the stream wrote; if the store loses one, it is prefilled alone.
+        A chunk has frames that follow one another: first those that left the window, then the others. Their rows
+        are those that the stream wrote; if the store loses one, it is prefilled alone.
 
         Args:
-            most: frames of a chunk; a larger cluster gives several.
+            most: frames of a chunk.
 
         Raises:
-            StreamError: nothing has been seen, the method has no clusters, or `most` is no whole number of 1 or more.
+            StreamError: nothing has been seen, the method keeps no frames, or `most` is no whole number of 1 or more.
         """
         if type(most) is not int or most < 1:
             raise StreamError(f"most is {most!r}: it must be a whole number of frames, 1 or more")
         recent, memory = self._complete()
-        if not isinstance(memory, Mosaic):
-            raise StreamError(f"a stream with the method {memory.name!r} has no clusters: use mosaic")
-        memory.catch_up()
+        if not isinstance(memory, FrameMemory):
+            raise StreamError(f"a stream with the method {memory.name!r} keeps no frames for chunks: use mosaic")
         writer = ChunkWriter(recent, memory, self.turn.markers)
         return [writer.store(frames, self._session.store) for frames in chunk_frames(recent, memory, most)]
 
@@ -472,7 +460,7 @@ class Stream:
         recent, memory = self._begin(codes.offsets)
         table, before = recent.table, recent.table.length
         try:
-            encode_block(memory, recent, codes, self.settings.ablation.batched)
+            encode_block(memory, recent, codes)
         except StoreError:
             # Rows on disk that cannot be read: the frames wait, as if the block had not begun.
             table.truncate(before)
@@ -488,8 +476,17 @@ class Stream:
             self._retain()
             if self.settings.host_bytes is not None:
                 self._saved(memory)[0].keep_budget()
-            if self.settings.save_as is not None and self._schedule.is_due(self.log.times):
+            if self.settings.save_as is not None and self._save_is_due():
                 self._save(self.settings.save_as)
+
+    def _save_is_due(self) -> bool:
+        """Count a block; return whether the stream saves itself after it."""
+        settings, times = self.settings, self.log.times
+        self._unsaved_blocks += 1
+        self._saved_at = times[0] if self._saved_at is None else self._saved_at
+        if settings.save_blocks is not None and self._unsaved_blocks >= settings.save_blocks:
+            return True
+        return settings.save_seconds is not None and times[-1] - self._saved_at >= settings.save_seconds
 
     def _begin(self, offsets: Tensor) -> tuple[RecentWindow, Method]:
         """Return window and memory; made for frames of `offsets` if there is none yet."""
@@ -506,13 +503,13 @@ class Stream:
             raise StreamError("nothing has been seen yet: push frames first")
         return self._parts
 
-    def _saved(self, memory: Method) -> tuple[FrameArchive, Mosaic]:
+    def _saved(self, memory: Method) -> tuple[FrameArchive, FrameMemory]:
         """Return what keeps frames on disk, and the memory that it keeps them of; there is a frame.
 
         Raises:
             StreamError: the method cannot be saved.
         """
-        if not isinstance(memory, Mosaic):
+        if not isinstance(memory, FrameMemory):
             raise StreamError(f"a stream with the method {memory.name!r} cannot be saved: use mosaic")
         if self._archive is None:
             self._archive = FrameArchive(_folder(self._session), self.settings, self.log, memory)
@@ -576,7 +573,9 @@ class Stream:
             if reason is not None:
                 usage = replace(usage, completion_tokens=len(text.made))
                 conversation = (*question.conversation, *(token for token in text.made if token not in ends))
-                yield StreamPiece(piece, StreamReply(text.text, tuple(text.made), reason, usage, moments, conversation))
+                said = text.remark(question.remark)
+                reply = StreamReply(text.text, tuple(text.made), reason, usage, moments, conversation, said)
+                yield StreamPiece(piece, reply)
                 return
             elif piece:
                 yield StreamPiece(piece)

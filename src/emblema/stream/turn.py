@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from emblema.session.chat_template import TokenIds
 from emblema.session.session import Session
-from emblema.session.turn_tokenizer import AFTER_CHUNK, ANCHOR, TurnTokenizer
+from emblema.session.turn_tokenizer import AFTER_CHUNK, PLACE, TurnTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +18,13 @@ class QuestionTokens:
         asking: the tokens of the question itself and of the conversation before it, as a range of these; retrieval
             goes by them.
         conversation: the tokens after the end marker.
+        remark: what the reply will say of the question's words.
     """
 
     token_ids: TokenIds
     asking: range
     conversation: TokenIds
+    remark: str | None = None
 
 
 class StreamTurn:
@@ -44,7 +46,7 @@ class StreamTurn:
         self.opening: TokenIds = (*self._tokenizer.opening(), *before)
         # What the template writes after a question without words.
         self._bare = self._tokenizer.closing(AFTER_CHUNK, "") if template else ()
-        self.ending: TokenIds = (*after, *self._bare) or ANCHOR
+        self.ending: TokenIds = (*after, *self._bare) or PLACE
 
     def question(self, text: str | Sequence[int], former: TokenIds = ()) -> QuestionTokens:
         """Return the token ids after the frames for a question.

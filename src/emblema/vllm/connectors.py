@@ -1,6 +1,6 @@
 """vLLM's connector interface for KV: chunks in pages, and counters of them and of encoder outputs.
 
-vLLM makes a connector twice: beside the scheduler, where it asks the planner, and beside the pages of a worker.
+vLLM makes a connector twice: on the scheduler's side, where it asks the planner, and on a worker's, with its pages.
 """
 
 import time
@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,37 +19,35 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
 )
-from vllm.v1.core.sched.output import SchedulerOutput
 
 from emblema.errors import EmblemaError, UnsupportedModelError
-from emblema.plugin.model_spec import ModelSpec, files_fingerprint, model_spec_of
-from emblema.plugin.settings import PluginSettings
-from emblema.plugin.shards import ShardStore
+from emblema.served.captures import CaptureQueue
+from emblema.served.model_spec import ModelSpec, anchor_of, checkpoint_folder, files_fingerprint, model_spec_of
+from emblema.served.settings import PluginSettings
+from emblema.served.shards import ShardStore
 from emblema.store import Store
 from emblema.store.settings import StoreSettings
-from emblema.vllm import internals
+from emblema.vllm import attention, internals
 from emblema.vllm.batch_places import BatchPlaces
-from emblema.vllm.captures import CaptureQueue
+from emblema.vllm.captures import PageCaptures
 from emblema.vllm.encoder_connector import encoder_connector, encoder_output, hand_over
-from emblema.vllm.fallback_notes import FallbackNotes
+from emblema.vllm.idle_work import IdleWork
 from emblema.vllm.kv_worker import Agree, KVWorker
+from emblema.vllm.media_digests import MediaDigests
 from emblema.vllm.packed_rows import PackedForward
 from emblema.vllm.pages import Pages
 from emblema.vllm.planner import RequestPlanner
 from emblema.vllm.prompt_counts import LinkedCounters, LinkedStats, PromptCounts, StoreMeter, joined
 from emblema.vllm.prompt_reuse import PromptReuse
 from emblema.vllm.question_runs import QuestionRuns
-from emblema.vllm.quiet_work import QuietWork
 from emblema.vllm.serving import WORKER
 from emblema.vllm.shadow_canary import ShadowCanary
 from emblema.vllm.shadow_runs import AnswerNotes, ShadowRuns
-from emblema.vllm.shown_media import ShownMedia
-from emblema.vllm.side_rows import CaptureRuns
-from emblema.vllm.spared_rows import SparedRows
+from emblema.vllm.side_rows import CaptureRuns, StagedPrompts
 from emblema.vllm.step_clock import StepClock
 from emblema.vllm.step_costs import StepCosts
 from emblema.vllm.step_metadata import StepMetadata, WorkerReport
-from emblema.vllm.step_rewriter import StepRewriter, starts_of
+from emblema.vllm.step_rewriter import StepRewriter
 
 PLANNER_BYTES = 256 * 2**20
 """Memory for patches that the planner looks at; it reads no rows."""
@@ -78,9 +75,9 @@ class EmblemaConnector(KVConnectorBase_V1):
     """Chunks of pictures, taken anywhere in a prompt; needs `EmblemaWorker`. See `docs/vllm.md`.
 
     Attributes:
-        planner: beside the scheduler; None beside pages.
-        quiet_work: beside the scheduler.
-        kv_worker: beside pages, once they are known; None where nothing can be linked.
+        planner: on the scheduler's side; None on a worker's.
+        idle_work: on the scheduler's side.
+        kv_worker: on a worker's side, once its pages are known; None where nothing can be linked.
 
     Raises:
         EmblemaError: the server's options do not fit the connector.
@@ -95,30 +92,22 @@ class EmblemaConnector(KVConnectorBase_V1):
             raise EmblemaError('a lost chunk is computed again: set "kv_load_failure_policy": "recompute".')
         if vllm_config.parallel_config.worker_cls != WORKER:
             raise EmblemaError(f"EmblemaConnector needs its own worker: set --worker-cls {WORKER} too.")
-        scheduling = role == KVConnectorRole.SCHEDULER
-        refusal, spec = internals.unfit(vllm_config, kv_cache_config), None
-        if refusal is None:
-            try:
-                # The scheduler's process leaves the accelerator alone.
-                spec = _model_spec(vllm_config, "cpu" if scheduling else None)
-            except UnsupportedModelError as error:
-                refusal = str(error)
         self.planner: RequestPlanner | None = None
-        self.quiet_work = QuietWork(None, None, 0, False)
+        self.idle_work = IdleWork(None, None, 0, False)
         self.kv_worker: KVWorker | None = None
         self._make_worker: Callable[[Callable[[ModelSpec], Pages]], KVWorker] | None = None
         self._meter: StoreMeter | None = None
         self._prompts = PromptCounts()
-        self._shown = ShownMedia()
+        self._shown = MediaDigests()
         self._blocks: Callable[[str], tuple[list[int], ...]] | None = None
         self._hash_block_size = 0
-        # Beside the scheduler: requests that have not ended, and those of them that have not been scheduled yet.
+        # The scheduler's side: requests that have not ended, and those of them that have not been scheduled yet.
         self._requests: dict[str, Any] = {}
         self._waiting: set[str] = set()
         self._places = BatchPlaces(vllm_config.scheduler_config.max_num_seqs)
         # Requests that are to be read once they have pages, with the rows that the prefix cache has of them.
         self._to_read: dict[str, int] = {}
-        # Beside the pages.
+        # A worker's side.
         self._rewriter: StepRewriter | None = None
         self._agree: Agree = list
         self._capture_runs = CaptureRuns()
@@ -128,46 +117,61 @@ class EmblemaConnector(KVConnectorBase_V1):
         self._shadow_runs: ShadowRuns | None = None
         self._make_shadows: Callable[[Any], ShadowRuns] | None = None
         self._clock: StepClock | None = None
-        block_size, workers = vllm_config.cache_config.block_size, vllm_config.parallel_config.world_size
+        scheduling = role == KVConnectorRole.SCHEDULER
+        refusal, spec = internals.unfit(vllm_config, kv_cache_config), None
+        if refusal is None:
+            try:
+                # The scheduler's process leaves the accelerator alone.
+                spec = _model_spec(vllm_config, "cpu" if scheduling else None)
+            except UnsupportedModelError as error:
+                refusal = str(error)
         if scheduling:
-            store = Store(settings.store, device_bytes=PLANNER_BYTES, settings=StoreSettings(device="cpu"))
-            costs = StepCosts() if settings.weigh else None
-            reuse = PromptReuse(bool(vllm_config.cache_config.enable_prefix_caching))
-            self._meter = StoreMeter(store, bytes=False)
-            self.planner = RequestPlanner(
-                spec,
-                store,
-                settings.strategy,
-                settings.capture,
-                self._places,
-                workers,
-                costs,
-                reuse,
-                refusal,
-                refusal or internals.unfit_to_read(vllm_config),
-                settings.policy,
-            )
-            captures = canary = None
-            if settings.capture and spec is not None:
-                captures = CaptureQueue(workers, block_size, internals.solo_feature)
-            maker = self.planner.maker
-            if settings.policy.canary > 0 and maker is not None and internals.unfit_to_compare(vllm_config) is None:
-                canary = ShadowCanary(maker, workers, block_size, internals.shadow_data, internals.media_bytes)
-            most = vllm_config.scheduler_config.max_num_batched_tokens
-            self.quiet_work = QuietWork(captures, canary, most, internals.steps_together(vllm_config))
+            self._start_planner(settings, spec, refusal)
         elif spec is not None:
-            # Of the device's memory vLLM has what its operator gave it.
-            placed = StoreSettings(device="cpu", pinned=spec.device.type == "cuda")
-            store = Store(settings.store, device_bytes=settings.memory, settings=placed)
-            ranks = internals.TensorRanks(spec.shards)
-            # The ranks share a folder.
-            self._meter = StoreMeter(store, bytes=ranks.own == 0)
-            self._agree = ranks.agree
-            shares = ShardStore(store, ranks.own)
-            self._make_worker = partial(KVWorker, spec, shares, block_size, encoder_output, agree=ranks.agree)
-            self._clock = StepClock(spec.device)
+            self._start_worker(settings, spec)
 
-    # beside the pages
+    def _start_planner(self, settings: PluginSettings, spec: ModelSpec | None, refusal: str | None) -> None:
+        """Make the scheduler's side; without a spec it has every prompt computed plainly."""
+        config = self._config
+        block_size, workers = config.cache_config.block_size, config.parallel_config.world_size
+        store = Store(settings.store, device_bytes=PLANNER_BYTES, settings=StoreSettings(device="cpu"))
+        self._meter = StoreMeter(store, bytes=False)
+        planner = self.planner = RequestPlanner(
+            spec,
+            store,
+            settings.strategy,
+            settings.capture,
+            self._places,
+            workers,
+            StepCosts() if settings.weigh else None,
+            PromptReuse(bool(config.cache_config.enable_prefix_caching)),
+            refusal,
+            refusal or internals.unfit_to_read(config),
+            settings.policy,
+        )
+        captures = canary = None
+        if settings.capture and spec is not None:
+            queue = CaptureQueue(internals.solo_feature, spec.anchor, int(config.model_config.max_model_len))
+            captures = PageCaptures(queue, workers, block_size)
+        if settings.policy.canary > 0 and planner.maker is not None and internals.unfit_to_compare(config) is None:
+            canary = ShadowCanary(planner.maker, workers, block_size, internals.shadow_prompt, internals.media_bytes)
+        most = config.scheduler_config.max_num_batched_tokens
+        self.idle_work = IdleWork(captures, canary, most, internals.steps_together(config))
+
+    def _start_worker(self, settings: PluginSettings, spec: ModelSpec) -> None:
+        """Make a worker's side, but for what needs its pages."""
+        # Of the device's memory vLLM has what its operator gave it.
+        placed = StoreSettings(device="cpu", pinned=spec.device.type == "cuda")
+        store = Store(settings.store, device_bytes=settings.memory, settings=placed)
+        ranks = internals.TensorRanks(spec.shards)
+        # The ranks share a folder.
+        self._meter = StoreMeter(store, bytes=ranks.own == 0)
+        self._agree = ranks.agree
+        size, shares = self._config.cache_config.block_size, ShardStore(store, ranks.own)
+        self._make_worker = partial(KVWorker, spec, shares, size, encoder_output, agree=ranks.agree)
+        self._clock = StepClock(spec.device)
+
+    # worker side
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
         if self._make_worker is None:
@@ -184,43 +188,26 @@ class EmblemaConnector(KVConnectorBase_V1):
         )
         layers = [
             self._config.compilation_config.static_forward_context[name]
-            for name in sorted(kv_caches, key=internals.layer_index)
+            for name in sorted(kv_caches, key=attention.layer_index)
         ]
 
         def readings(model: Any) -> QuestionRuns:
             packing = PackedForward(model, layers, lambda: worker.pages, self._config.cache_config.block_size)
-            positions = internals.PromptPositions(model)
-            pages, learner = lambda: worker.pages, worker.learner
-            fallbacks = FallbackNotes(learner, layers, pages, self._config.cache_config.block_size)
-            spared = SparedRows(model) if worker.spec.shards == 1 else None
-            return QuestionRuns(
-                worker.spec,
-                worker.stager,
-                pages,
-                packing,
-                positions,
-                give_encoding,
-                answers,
-                learner,
-                fallbacks,
-                spared,
-            )
+            positions = attention.PromptPositions(model)
+            return QuestionRuns(worker.spec.device, staged, packing, positions, give_encoding, answers)
 
         def shadows(model: Any) -> ShadowRuns:
             # Their rows lie side by side: no layer computes them apart.
             seen = PackedForward(model, [], lambda: worker.pages, self._config.cache_config.block_size)
-            return ShadowRuns(
-                worker.spec, worker.stager, lambda: worker.pages, seen, answers, self._agree, give_encoding
-            )
+            return ShadowRuns(staged, seen, answers, self._agree, give_encoding)
 
+        staged = StagedPrompts(worker.spec, worker.stager, lambda: worker.pages)
         answers = AnswerNotes()
         self._make_readings, self._make_shadows = readings, shadows
 
     @contextmanager
-    def rewrites(
-        self, output: SchedulerOutput, step: StepMetadata, model: Callable[[], Any]
-    ) -> Iterator[SchedulerOutput]:
-        """Have a step as the model's runner is to see it, for as long as the runner works on it.
+    def rewrites(self, output: Any, step: StepMetadata, model: Callable[[], Any]) -> Iterator[Any]:
+        """Have a step (`SchedulerOutput`) as the model's runner is to see it, for as long as the runner works on it.
 
         Args:
             output: the step.
@@ -249,18 +236,11 @@ class EmblemaConnector(KVConnectorBase_V1):
             self._question_runs = self._make_readings(model())
             self._rewriter.add_side(self._question_runs)
         if self._question_runs is not None:
-            self._question_runs.begin_step(step, output.finished_req_ids)
+            self._question_runs.begin_step(step, internals.ScheduledStep.of(output).ended)
         rewritten = self._rewriter.rewrite(output, step)
-        read, spared = 0, False
-        if self._question_runs is not None and self._question_runs.spared is not None:
-            spared = self._question_runs.spared.begin_step(rewritten.output, output.finished_req_ids)
-        if self._question_runs is not None and self._question_runs.fallbacks is not None:
-            read, starts = self._question_runs.step_rows, starts_of(output)
-            rows = {name: (starts[name], starts[name] + count) for name, count in output.num_scheduled_tokens.items()}
-            self._question_runs.fallbacks.begin_step(rows, self._rewriter.pages_of, output.finished_req_ids)
         yield rewritten.output
-        if rewritten.work.rows and not spared:
-            self._clock.end(replace(rewritten.work, read=read))
+        if rewritten.work.rows:
+            self._clock.end(rewritten.work)
 
     def give_up_captures(self, asleep: bool) -> None:
         """Prefill nothing alone while the worker sleeps; what is under way is given up."""
@@ -304,7 +284,7 @@ class EmblemaConnector(KVConnectorBase_V1):
     def build_connector_worker_meta(self) -> ReportMessage | None:
         report = None if self.kv_worker is None else self.kv_worker.take_report()
         if report is not None and self._question_runs is not None:
-            report.questions, report.outcomes = self._question_runs.take_reports()
+            report.questions, report.margins = self._question_runs.take_reports()
         if report is not None and self._shadow_runs is not None:
             report.shadows = self._shadow_runs.take_reports()
         return ReportMessage(report) if report else None
@@ -314,7 +294,7 @@ class EmblemaConnector(KVConnectorBase_V1):
             if side is not None:
                 side.close()
 
-    # beside the scheduler
+    # scheduler side
 
     @property
     def _planner(self) -> RequestPlanner:
@@ -329,11 +309,11 @@ class EmblemaConnector(KVConnectorBase_V1):
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         # Rows to which vLLM gives one name in its prefix cache.
         self._hash_block_size = gpu_block_pool.hash_block_size
-        self.quiet_work.bind_pool(gpu_block_pool)
+        self.idle_work.bind_pool(gpu_block_pool)
 
     def on_new_request(self, request: Any) -> None:
         if self._requests:
-            self.quiet_work.quiet.arrive(time.monotonic())
+            self.idle_work.idle_time.arrive(time.monotonic())
         self._requests[request.request_id] = request
         self._waiting.add(request.request_id)
         self._planner.announce(request.request_id, partial(internals.describe_request, request, self._shown))
@@ -366,42 +346,38 @@ class EmblemaConnector(KVConnectorBase_V1):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         ready = self._to_read.pop(request.request_id, None)
         if ready is not None and num_external_tokens > 0:
-            data, pictures = internals.reading_data(request, blocks.get_block_ids())
-            self._planner.begin_reading(request.request_id, ready, data, pictures)
+            self._planner.begin_reading(request.request_id, ready, internals.reading_prompt(request, blocks))
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        starts = {data.req_id: data.num_computed_tokens for data in scheduler_output.scheduled_new_reqs}
-        cached = scheduler_output.scheduled_cached_reqs
-        starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        scheduled = {name: (starts[name], count) for name, count in scheduler_output.num_scheduled_tokens.items()}
-        preempted = (scheduler_output.preempted_req_ids or set()) - scheduled.keys()
-        self._places.follow(scheduled, scheduler_output.finished_req_ids | preempted)
+        told = internals.ScheduledStep.of(scheduler_output)
+        scheduled = told.rows
+        self._places.follow(scheduled, {*told.ended, *told.preempted})
         self._waiting -= scheduled.keys()
-        self._waiting |= preempted & self._requests.keys()
-        quiet, alone = not self._waiting, len(scheduled) == 1 and not self.quiet_work.quiet.pressed
+        self._waiting |= told.preempted & self._requests.keys()
+        quiet, alone = not self._waiting, len(scheduled) == 1 and not self.idle_work.idle_time.pressed
         step = self._planner.step_metadata(scheduled, self._blocks_of, quiet, alone)
         linked = {load.request_id for load in step.loads}
         # The runner leaves pictures out of a linked request's whose rows it takes.
         encoded = [
-            self._requests[name].mm_features[index].identifier
-            for name, indices in scheduler_output.scheduled_encoder_inputs.items()
+            picture
+            for name, indices in told.encoded.items()
             if name in self._requests and name not in linked
-            for index in indices
+            for picture in internals.picture_names(self._requests[name], indices)
         ]
-        self._planner.encoded.follow(encoded, scheduler_output.free_encoder_mm_hashes)
+        self._planner.encoded.follow(encoded, told.freed)
         for name in scheduled:
             plan = self._planner.get(name)
             if plan is not None and name in self._requests:
                 internals.count_cached(self._requests[name], plan.linked)
-                self.quiet_work.capture(plan)
+                self.idle_work.capture(plan)
         for plan in self._planner.take_wanted():
-            self.quiet_work.capture(plan, urgent=True)
-        step = self.quiet_work.fill(
+            self.idle_work.capture(plan, urgent=True)
+        step = self.idle_work.fill(
             step, scheduled, self._places, not self._requests, bool(self._waiting), self._planner.reads
         )
         most = self._config.scheduler_config.max_num_batched_tokens
         left = most - sum(count for _, count in scheduled.values())
-        if self.quiet_work.urgent:
+        if self.idle_work.urgent:
             left -= step.side_rows
         rows, slots = self._planner.readings.room(left, most)
         if slots:
@@ -409,14 +385,14 @@ class EmblemaConnector(KVConnectorBase_V1):
         return StepMessage(step)
 
     def has_pending_push_work(self) -> bool:
-        """Return whether anything is to be done in a quiet moment; vLLM goes on stepping as long as it is."""
-        return self.quiet_work.pending
+        """Return whether anything is to be done in idle time; vLLM goes on stepping as long as it is."""
+        return self.idle_work.pending
 
     def update_connector_output(self, connector_output: Any) -> None:
         message = connector_output.kv_connector_worker_meta
         if isinstance(message, ReportMessage):
             self._planner.note(message.report)
-            self.quiet_work.note(message.report)
+            self.idle_work.note(message.report)
         for name in connector_output.finished_recving or ():
             self._planner.readings.end(name, stands=name not in connector_output.failed_recving)
 
@@ -426,9 +402,9 @@ class EmblemaConnector(KVConnectorBase_V1):
     def get_kv_connector_stats(self) -> LinkedStats | None:
         told = {} if self._meter is None else self._meter.take()
         if self.planner is not None:
-            counted = asdict(self.planner.take_counts()), self._prompts.take(), self.quiet_work.take_counts()
+            counted = asdict(self.planner.take_counts()), self._prompts.take(), self.idle_work.take_counts()
             return joined((*counted, told))
-        dropped = 0 if self.kv_worker is None else self.kv_worker.take_dropped()
+        dropped = 0 if self.kv_worker is None else self.kv_worker.keeper.take_dropped()
         encodings = encoder_connector()
         handed = 0 if encodings is None else encodings.take_count()
         return joined((told, {"dropped": dropped, "encodings": handed}))
@@ -453,17 +429,13 @@ class EmblemaConnector(KVConnectorBase_V1):
         # What is shown by the service itself is nobody's prompt.
         if "pieces" not in (report or {}):
             self._prompts.note(plan, report)
-            self.quiet_work.consider(name, plan)
+            self.idle_work.consider(name, plan)
         return False, None if report is None else {"emblema": report}
 
 
 def _model_spec(config: Any, device: str | None) -> ModelSpec:
     model, parallel = config.model_config, config.parallel_config
-    folder = Path(model.model)
-    if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-
-        folder = Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
+    folder = checkpoint_folder(model.model, model.revision)
     extra = f"{config.load_config.load_format} {model.quantization} seed {model.seed}"
     if (kind := internals.page_kind(config)) != model.dtype:
         extra += f" pages {kind}"
@@ -473,12 +445,13 @@ def _model_spec(config: Any, device: str | None) -> ModelSpec:
     fingerprint = files_fingerprint(folder, model.hf_config, extra)
     place = torch.device(device or config.device_config.device or "cpu")
     heads = model.get_num_kv_heads(parallel)
-    return model_spec_of(model.hf_config, fingerprint, heads, model.dtype, place, shards)
+    anchor = anchor_of(folder, model.hf_config)
+    return model_spec_of(model.hf_config, fingerprint, heads, model.dtype, place, shards, anchor=anchor)
 
 
 def _pages(config: Any, kv_caches: dict[str, Tensor], spec: ModelSpec) -> Pages:
-    names = sorted(kv_caches, key=internals.layer_index)
+    names = sorted(kv_caches, key=attention.layer_index)
     if len(names) != len(spec.layouts):
         raise EmblemaError(f"the server keeps rows of {len(names)} layers, the model has {len(spec.layouts)}")
-    layers = [internals.layer_pages(config, name) for name in names]
+    layers = [attention.layer_pages(config, name) for name in names]
     return Pages(layers, spec.layouts, config.cache_config.block_size, spec.dtype)

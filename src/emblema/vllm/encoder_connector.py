@@ -23,7 +23,7 @@ class EmblemaEncoderConnector(ECConnectorBase):
     request, and puts them into the runner's encoder cache here.
 
     Attributes:
-        outputs: vLLM's encoder cache, beside the pages.
+        outputs: vLLM's encoder cache, on a worker's side.
     """
 
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
@@ -33,7 +33,7 @@ class EmblemaEncoderConnector(ECConnectorBase):
         self._handed: dict[str, Tensor] = {}
         self._count = 0
 
-    # beside the scheduler
+    # scheduler side
 
     def has_cache_item(self, identifier: str) -> bool:
         return False
@@ -44,7 +44,7 @@ class EmblemaEncoderConnector(ECConnectorBase):
     def build_connector_meta(self, scheduler_output: Any) -> ECConnectorMetadata:
         return EncoderOutputs()
 
-    # beside the pages
+    # worker side
 
     def hand_over(self, identifier: str, output: Tensor) -> None:
         """Have the runner find an encoder output [media tokens, width] in the step that is about to run."""

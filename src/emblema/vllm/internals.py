@@ -1,30 +1,32 @@
-"""vLLM's private names, as they are in 0.32; `docs/vllm.md` lists them all."""
+"""The fields of vLLM's requests, scheduled steps and configuration, as they are in 0.32: no other file reads them.
+
+What reads its attention and its model's forward is in `attention`. Its interfaces' methods are overridden in
+`connectors`, `encoder_connector` and `worker`. `vllm_names` says whether the installed vLLM has all of them.
+"""
 
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from vllm.config import CUDAGraphMode
-from vllm.forward_context import get_forward_context
-from vllm.model_executor.layers.attention import MLAAttention
 from vllm.multimodal.inputs import PlaceholderRange
 from vllm.platforms import current_platform
-from vllm.v1.core.sched.output import NewRequestData
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
 from emblema.errors import EmblemaError
-from emblema.kv.chunk import Chunk
 from emblema.link.prompt import Rows
-from emblema.plugin.request_plan import MediaItem, ServedRequest
-from emblema.vllm.captures import CaptureRequest
-from emblema.vllm.pages import LayerPages, PageCodes
-from emblema.vllm.shown_media import ShownMedia
+from emblema.served.captures import ChunkCapture
+from emblema.served.request_plan import MediaItem, ServedRequest
+from emblema.vllm.media_digests import MediaDigests
+from emblema.vllm.step_metadata import PlacedFeature, SidePrompt
 
 
-def describe_request(request: Any, shown: ShownMedia) -> ServedRequest:
+def describe_request(request: Any, shown: MediaDigests) -> ServedRequest:
     """Return what the plugin needs to know of vLLM's request."""
     places = [shown.place(feature) for feature in request.mm_features]
     items = tuple(
@@ -103,21 +105,16 @@ def rename_pages(request: Any, row: int, block_size: int) -> None:
     request.block_hashes[first - 1] = parent
 
 
-def _place_in(chunk: Chunk, place: PlaceholderRange) -> PlaceholderRange:
-    """Return where a picture or clip stands in its own chunk; time stamps may come before what the encoder fills."""
-    before = 0 if place.is_embed is None else int(place.is_embed.to(torch.uint8).argmax())
-    moved: PlaceholderRange = replace(place, offset=int(chunk.encoded.visual.to(torch.uint8).argmax()) - before)
-    return moved
-
-
-def solo_feature(capture: CaptureRequest) -> Any:
-    """Return a request's picture as it is given to the model alone: at its place in its chunk.
+def solo_feature(request: ServedRequest, item: MediaItem, capture: ChunkCapture) -> PlacedFeature:
+    """Return a request's picture or clip as it is given to the model alone: at its place after the anchor.
 
     It has a name of its own: what vLLM's caches hold under the name that a client gave is not kept.
     """
-    feature = capture.shown_by.source.mm_features[capture.item.index]
-    place = _place_in(capture.capture.chunk, feature.mm_position)
-    return replace(feature, identifier=capture.capture.identifier, mm_position=place)
+    shown = placed_feature(request.source.mm_features[item.index], capture.identifier)
+    # Time stamps may come before what the encoder fills.
+    before = 0 if shown.filled is None else int(shown.filled.to(torch.uint8).argmax())
+    first = len(capture.anchor) + int(capture.chunk.encoded.visual.to(torch.uint8).argmax())
+    return replace(shown, start=first - before)
 
 
 def count_cached(request: Any, linked: int) -> None:
@@ -125,37 +122,6 @@ def count_cached(request: Any, linked: int) -> None:
     stats = request.prefill_stats
     if stats is not None and request.num_preemptions == 0:
         stats.set(request.num_prompt_tokens, stats.num_local_cached_tokens, linked)
-
-
-def layer_pages(config: Any, name: str) -> LayerPages:
-    """Return the pages of a layer of the model, by the name of its cache, as the layer's own forward uses them.
-
-    Raises:
-        EmblemaError: the attention backend keeps them in a form that the plugin does not know.
-    """
-    layer = config.compilation_config.static_forward_context[name]
-    cache, blocks = layer.kv_cache, config.cache_config.num_gpu_blocks
-    if not hasattr(layer.impl, "do_kv_cache_update") or not blocks or cache.shape[0] % blocks:
-        raise EmblemaError(f"the attention backend of {name} keeps its pages in a form that the plugin does not know")
-    write = partial(_write_latents if isinstance(layer, MLAAttention) else _write_heads, layer, cache)
-    size = config.cache_config.block_size // (cache.shape[0] // blocks)
-    kind = page_kind(config)
-    if kind == config.model_config.dtype:
-        return LayerPages(cache, size, write)
-    if layer._k_scale.numel() > 1 or layer._v_scale.numel() > 1:
-        raise EmblemaError(f"the pages of {name} have a scale for each head; the plugin knows one for each layer")
-    return LayerPages(cache, size, write, PageCodes(kind, layer._k_scale_float, layer._v_scale_float))
-
-
-def _write_heads(layer: Any, cache: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-    """Write rows [tokens, heads, width] at slots [tokens] of a layer's pages, as its own forward does."""
-    layer.impl.do_kv_cache_update(layer, keys, values, cache, slots)
-
-
-def _write_latents(layer: Any, cache: Tensor, latents: Tensor, keys: Tensor, slots: Tensor) -> None:
-    """The same for latents and rotary keys (MLA), each of one head."""
-    given = latents.squeeze(1), keys, cache, slots, layer.kv_cache_dtype, layer._k_scale
-    layer.impl.do_kv_cache_update(*given)
 
 
 def page_kind(config: Any) -> torch.dtype:
@@ -202,20 +168,9 @@ class TensorRanks:
         return [bool(vote) for vote in votes.tolist()]
 
 
-def reading_data(request: Any, blocks: tuple[list[int], ...]) -> tuple[NewRequestData, dict[str, str]]:
-    """Return a request as the runner is given virtual ones of it, and vLLM's names of its pictures by their own.
-
-    The pictures have names of their own, so that what is put into the encoder cache for them is nobody else's.
-    """
-    return _request_data(request, blocks, request.request_id, list(request.prompt_token_ids))
-
-
-def shadow_data(request: Any, blocks: tuple[int, ...], name: str) -> tuple[NewRequestData, dict[str, str]]:
-    """Return an answered request as `reading_data` does, under another name, with a token more than it had.
-
-    A prompt that is not complete gives no token.
-    """
-    return _request_data(request, (list(blocks),), name, [*request.prompt_token_ids, 0])
+def picture_names(request: Any, indices: Sequence[int]) -> list[str]:
+    """Return vLLM's names of some of a request's pictures."""
+    return [request.mm_features[index].identifier for index in indices]
 
 
 def media_bytes(request: Any) -> int:
@@ -224,25 +179,221 @@ def media_bytes(request: Any) -> int:
     return sum(int(data.nbytes) for data in elements if isinstance(data, Tensor))
 
 
-def _request_data(
-    request: Any, blocks: tuple[list[int], ...], name: str, tokens: list[int]
-) -> tuple[NewRequestData, dict[str, str]]:
-    features = [
-        replace(feature, identifier=f"{name}\0picture-{index}") for index, feature in enumerate(request.mm_features)
-    ]
-    data = NewRequestData(
-        req_id=name,
-        prompt_token_ids=tokens,
-        mm_features=features,
-        sampling_params=None,
-        pooling_params=None,
-        block_ids=tuple(list(group) for group in blocks),
-        num_computed_tokens=0,
-        lora_request=None,
-        prefill_token_ids=tokens,
+def placed_feature(feature: Any, name: str) -> PlacedFeature:
+    """Return media of a request under a name of their own."""
+    place = feature.mm_position
+    return PlacedFeature(name, place.offset, place.length, place.is_embed, feature.identifier, feature)
+
+
+def vllm_feature(placed: PlacedFeature) -> Any:
+    """Return media as the model's runner is given them, under their name and at their place."""
+    position = PlaceholderRange(offset=placed.start, length=placed.rows, is_embed=placed.filled)
+    return replace(placed.source, identifier=placed.name, mm_position=position)
+
+
+def side_prompt(request: Any, blocks: Sequence[int], name: str, more: Sequence[int] = ()) -> SidePrompt:
+    """Return a request's prompt for rows beside what is scheduled.
+
+    Its pictures have names of their own, so that what is put into the encoder cache for them is nobody else's.
+
+    Args:
+        request: vLLM's.
+        blocks: the pages that its rows are computed in.
+        name: the pictures' names begin with it.
+        more: token ids behind the prompt's: a prompt that is not complete gives no token.
+    """
+    features = (
+        placed_feature(feature, f"{name}\0picture-{index}") for index, feature in enumerate(request.mm_features)
     )
-    named = zip(features, request.mm_features, strict=True)
-    return data, {own.identifier: feature.identifier for own, feature in named}
+    return SidePrompt([*request.prompt_token_ids, *more], tuple(features), tuple(blocks))
+
+
+def shadow_prompt(request: Any, blocks: Sequence[int], name: str) -> SidePrompt:
+    """Return an answered request's prompt with a token more than it had."""
+    return side_prompt(request, blocks, name, [0])
+
+
+def reading_prompt(request: Any, blocks: Any) -> SidePrompt:
+    """Return a request's prompt on the pages that vLLM allocated for it."""
+    return side_prompt(request, blocks.get_block_ids()[0], request.request_id)
+
+
+def virtual_request(prompt: SidePrompt, name: str, start: int) -> NewRequestData:
+    """Return a request of a prompt whose rows before `start` count as computed, for one step."""
+    return NewRequestData(
+        req_id=name,
+        # The list itself, twice: one runner asks for positions by the first, the other by the second.
+        prompt_token_ids=prompt.token_ids,
+        mm_features=[vllm_feature(feature) for feature in prompt.features],
+        sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
+        pooling_params=None,
+        block_ids=(list(prompt.blocks),),
+        num_computed_tokens=start,
+        lora_request=None,
+        prefill_token_ids=prompt.token_ids,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledStep:
+    """A step of vLLM's scheduler.
+
+    Attributes:
+        rows: by request, the first row that is computed and how many there are.
+        encoded: by request, the numbers of its pictures that are to be encoded.
+        freed: names of pictures whose encoder outputs are let go.
+        ended, preempted: requests.
+        copies: whether pages are copied at its beginning, over what was written before.
+    """
+
+    rows: dict[str, tuple[int, int]]
+    encoded: Mapping[str, Sequence[int]]
+    freed: Sequence[str]
+    ended: Collection[str]
+    preempted: set[str]
+    copies: bool
+
+    @classmethod
+    def of(cls, output: SchedulerOutput) -> "ScheduledStep":
+        """Return what a scheduler's output says."""
+        cached = output.scheduled_cached_reqs
+        starts = {data.req_id: data.num_computed_tokens for data in output.scheduled_new_reqs}
+        starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        rows = {name: (starts[name], count) for name, count in output.num_scheduled_tokens.items()}
+        return cls(
+            rows,
+            output.scheduled_encoder_inputs,
+            output.free_encoder_mm_hashes,
+            output.finished_req_ids,
+            (output.preempted_req_ids or set()) - rows.keys(),
+            bool(output.kv_cache_block_copies),
+        )
+
+
+@dataclass(slots=True)
+class RunnerRequest:
+    """A request with pictures that the runner has: its data as they were sent last, and its pages since."""
+
+    data: NewRequestData
+    blocks: list[int]
+
+    @property
+    def pictures(self) -> list[tuple[str, Rows]]:
+        """Names and rows of its pictures."""
+        places = [(feature.identifier, feature.mm_position) for feature in self.data.mm_features]
+        return [(name, (place.offset, place.offset + place.length)) for name, place in places]
+
+    def shown(self, start: int) -> NewRequestData:
+        """Return its data with the pages that it has by now; rows before `start` count as computed."""
+        return replace(self.data, block_ids=(list(self.blocks),), num_computed_tokens=start)
+
+    def virtual(self, name: str, start: int) -> NewRequestData:
+        """Return a request of its prompt and pages whose rows before `start` count as computed, for one step."""
+        sampling = SamplingParams(temperature=0.0, max_tokens=1)
+        prefill = self.data.prefill_token_ids or list(self.data.prompt_token_ids or ())
+        return replace(self.shown(start), req_id=name, sampling_params=sampling, prefill_token_ids=prefill)
+
+
+class RunnerRequests:
+    """The requests with pictures that a worker's runner has; follows the scheduler's steps.
+
+    Args:
+        second_runner: whether it is vLLM's second model runner, which keeps its own count of computed rows.
+    """
+
+    def __init__(self, second_runner: bool) -> None:
+        self._second_runner = second_runner
+        self._known: dict[str, RunnerRequest] = {}
+
+    def __getitem__(self, name: str) -> RunnerRequest:
+        return self._known[name]
+
+    def get(self, name: str) -> RunnerRequest | None:
+        """Return a request; None for one without pictures."""
+        return self._known.get(name)
+
+    def follow(self, output: SchedulerOutput) -> None:
+        """Keep the data and pages of requests, as the runner does."""
+        # A request that was preempted may come back without its data.
+        for name in output.finished_req_ids:
+            self._known.pop(name, None)
+        for data in output.scheduled_new_reqs:
+            if data.mm_features:
+                self._known[data.req_id] = RunnerRequest(data, list(data.block_ids[0]))
+        cached = output.scheduled_cached_reqs
+        for name, added in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            known = self._known.get(name)
+            if known is None or added is None:
+                continue
+            if name in cached.resumed_req_ids:
+                known.blocks.clear()
+            known.blocks.extend(added[0])
+
+    def rewritten(
+        self,
+        output: SchedulerOutput,
+        own: Mapping[str, int],
+        virtual: Sequence[NewRequestData],
+        rows: Mapping[str, int],
+        inputs: Mapping[str, list[int]],
+        ended: Collection[str],
+        freed: Collection[str],
+    ) -> tuple[SchedulerOutput, int]:
+        """Return a step as the runner is to see it, and how many requests are new in it.
+
+        Args:
+            output: the scheduler's.
+            own: the first row that is computed of requests of which rows are taken.
+            virtual: requests that are added for this step.
+            rows: how many rows each request computes, those too.
+            inputs: numbers of the pictures that are encoded, by request.
+            ended: virtual requests of the step before.
+            freed: names of pictures whose encoder outputs nobody needs any more.
+        """
+        new, cached = self._requests(output, own)
+        made = replace(
+            output,
+            scheduled_new_reqs=[*new, *virtual],
+            scheduled_cached_reqs=cached,
+            num_scheduled_tokens=dict(rows),
+            total_num_scheduled_tokens=sum(rows.values()),
+            scheduled_encoder_inputs=dict(inputs),
+            finished_req_ids=output.finished_req_ids | set(ended),
+            free_encoder_mm_hashes=[*output.free_encoder_mm_hashes, *sorted(freed)],
+        )
+        return made, len(new) + len(virtual)
+
+    def _requests(
+        self, output: SchedulerOutput, own: Mapping[str, int]
+    ) -> tuple[list[NewRequestData], CachedRequestData]:
+        """Return the step's new and cached requests, those in `own` with that row as their first to be computed."""
+        new = [
+            replace(data, num_computed_tokens=own.get(data.req_id, data.num_computed_tokens))
+            for data in output.scheduled_new_reqs
+        ]
+        cached = output.scheduled_cached_reqs
+        moved = {name for name in cached.req_ids if name in own}
+        if not moved:
+            return new, cached
+        if not self._second_runner:
+            counts = zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+            return new, replace(cached, num_computed_tokens=[own.get(name, row) for name, row in counts])
+        # The second runner counts computed rows on the device, so the request is shown to it as a new one.
+        new += [self._known[name].shown(own[name]) for name in cached.req_ids if name in moved]
+        kept = [index for index, name in enumerate(cached.req_ids) if name not in moved]
+
+        def of_kept(values: list[Any]) -> list[Any]:
+            return [values[index] for index in kept] if values else values
+
+        return new, replace(
+            cached,
+            req_ids=of_kept(cached.req_ids),
+            resumed_req_ids=cached.resumed_req_ids - moved,
+            new_token_ids=of_kept(cached.new_token_ids),
+            new_block_ids=of_kept(cached.new_block_ids),
+            num_computed_tokens=of_kept(cached.num_computed_tokens),
+            num_output_tokens=of_kept(cached.num_output_tokens),
+        )
 
 
 def unfit_to_read(config: Any) -> str | None:
@@ -269,138 +420,6 @@ def unfit_to_compare(config: Any) -> str | None:
     if config.model_config.use_mla:
         return "the model keeps latents, of which nothing tells here what a question attends"
     return None
-
-
-def add_to_attention(layer: Any, add: Callable[[Any, Any, int, float], None]) -> Callable[[], None]:
-    """Have a function write into the output of each forward of an attention layer; return what ends that.
-
-    It is given the queries and the output, each of heads side by side or one after another, how many heads there are,
-    and the scale of queries' products with keys. Where a whole forward is replayed as a graph, it is not called.
-    """
-    impl = layer.impl
-    stock = impl.forward
-
-    def forward(
-        own: Any, query: Tensor, key: Any, value: Any, cache: Any, metadata: Any, output: Any, *rest: Any, **more: Any
-    ) -> Any:
-        result = stock(own, query, key, value, cache, metadata, output, *rest, **more)
-        if metadata is not None:
-            add(query, output, impl.num_heads, float(impl.scale))
-        return result
-
-    impl.forward = forward
-
-    def end() -> None:
-        del impl.forward
-
-    return end
-
-
-def unlike_attention(layer: Any) -> str | None:
-    """Return what a layer does beside attending all rows before by their products with queries; None if nothing."""
-    told = {
-        "weights that fall with distance": getattr(layer.impl, "alibi_slopes", None) is not None,
-        "a bound on scores": bool(getattr(layer.impl, "logits_soft_cap", None)),
-        "a sliding window": layer.sliding_window is not None,
-        "sinks": layer.has_sink,
-    }
-    found = [what for what, here in told.items() if here]
-    return f"its attention has {' and '.join(found)}" if found else None
-
-
-def step_context() -> tuple[Any, list[Tensor]]:
-    """Return the attention metadata of the forward under way, and the tensors [tokens] of slots that it writes to.
-
-    Raises:
-        EmblemaError: the forward has none, or several.
-    """
-    context = get_forward_context()
-    if not isinstance(context.attn_metadata, dict) or not isinstance(context.slot_mapping, dict):
-        raise EmblemaError("this forward's attention metadata are not those of one batch")
-    slots = {tensor.data_ptr(): tensor for tensor in context.slot_mapping.values()}
-    return next(iter(context.attn_metadata.values())), list(slots.values())
-
-
-def change_metadata(changes: Callable[[Any], dict[str, Any] | None]) -> bool:
-    """Have the attention metadata of the forward under way say something else; return whether they do.
-
-    Args:
-        changes: returns what of them is to be changed, by name; None where they are to stay as they are.
-    """
-    held = {id(each): each for each in get_forward_context().attn_metadata.values()}
-    made = [(each, changes(each)) for each in held.values()]
-    if any(told is None for _, told in made):
-        return False
-    for each, told in made:
-        for name, value in (told or {}).items():
-            setattr(each, name, value)
-    return True
-
-
-def rows_in_batch(metadata: Any, block_size: int) -> Callable[[Sequence[int], Rows], int]:
-    """Return a function that finds a virtual request in the batch, by its pages and its rows of the prompt.
-
-    It returns the first of the request's rows in the batch. The page of its last row is no other request's.
-
-    Raises:
-        EmblemaError: no such rows are in the batch, or the backend's metadata do not say.
-    """
-    try:
-        offsets, ends = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
-        table = metadata.block_table
-    except AttributeError as error:
-        raise EmblemaError(f"the attention backend does not say where a request's rows are: {error}") from error
-    places: dict[Rows, list[int]] = {}
-    for index, (first, last, end) in enumerate(zip(offsets, offsets[1:], ends, strict=False)):
-        places.setdefault((end - (last - first), end), []).append(index)
-
-    def place(blocks: Sequence[int], rows: Rows) -> int:
-        page = (rows[1] - 1) // block_size
-        for index in places.get(rows, ()):
-            if int(table[index, page]) == blocks[page]:
-                return int(offsets[index])
-        raise EmblemaError(f"rows {rows[0]} to {rows[1]} of a prompt are not in the batch")
-
-    return place
-
-
-class PromptPositions:
-    """Positions of prompts, as vLLM's model says; prompts that are packed get theirs later, and zeros here.
-
-    Args:
-        model: vLLM's.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._stock = getattr(model, "get_mrope_input_positions", None)
-        self._axes = 0
-        self._packed: list[Sequence[int]] = []
-        if self._stock is not None:
-            model.get_mrope_input_positions = self._positions
-
-    def of(self, tokens: Sequence[int], features: Sequence[Any]) -> Tensor:
-        """Return the positions of a prompt [axes, rows] or [rows] int64."""
-        if self._stock is None:
-            return torch.arange(len(tokens))
-        positions: Tensor = self._stock(tokens, list(features))[0]
-        self._axes = len(positions)
-        return positions
-
-    def begin_step(self, packed: Sequence[Sequence[int]]) -> None:
-        """Take the lists of tokens that are packed prompts of the next step."""
-        self._packed = list(packed)
-
-    def _positions(self, tokens: Sequence[int], features: Sequence[Any]) -> Any:
-        if any(tokens is packed for packed in self._packed):
-            return torch.zeros(self._axes, len(tokens), dtype=torch.int64), 0
-        return self._stock(tokens, features)  # type: ignore[misc]
-
-
-def layer_index(name: str) -> int:
-    """Return the number of the decoder layer in a cache's name."""
-    from vllm.model_executor.models.utils import extract_layer_index
-
-    return int(extract_layer_index(name))
 
 
 def steps_together(config: Any) -> bool:

@@ -2,35 +2,29 @@
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from emblema.errors import EmblemaError
-from emblema.kv.chunk import Encoded
-from emblema.kv.host_copies import HostCopier, PendingCopies
-from emblema.plugin.copied_rows import CopiedRows, layers_of
-from emblema.plugin.model_spec import ModelSpec
-from emblema.plugin.patch_forming import form_prompt_patches
-from emblema.plugin.shards import ShardStore
-from emblema.plugin.staging import RowStager, StagingOrder
-from emblema.plugin.stored_pairs import StoredPairs
-from emblema.plugin.work_thread import WorkThread, log_failure
+from emblema.kv.device_copies import HostCopier
+from emblema.kv.layout import LayerRows
+from emblema.link.prompt import Segment
+from emblema.served.captures import ChunkCapture
+from emblema.served.keeping import PieceKeeper
+from emblema.served.model_spec import ModelSpec
+from emblema.served.shards import ShardStore
+from emblema.served.staging import RowStager, StagingOrder
+from emblema.served.work_thread import log_failure
 from emblema.vllm.pages import Pages
-from emblema.vllm.pair_learner import PairLearner
 from emblema.vllm.step_costs import StepWork
-from emblema.vllm.step_metadata import ChunkCapture, PatchCapture, RowLoad, StepMetadata, WorkerReport
-from emblema.vllm.waiting_rows import WaitingRows
+from emblema.vllm.step_metadata import RowLoad, StepMetadata, WorkerReport
 
 _log = logging.getLogger(__name__)
-WAITING_PROMPTS = 16
-WAITING_BYTES = 256 * 2**20
-"""Rows that may wait to be stored or formed into patches. A piece that alone is larger waits alone."""
 IDLE_SECONDS, BURST_SECONDS = 0.05, 0.2
 """A worker without a step for so long is idle; the second where requests come densely."""
 FORMING_SHARE = 0.05
@@ -46,20 +40,9 @@ Agree = Callable[[list[bool]], list[bool]]
 """Returns which of some facts are so on all workers; all call it together."""
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingPrompt:
-    """A prompt that patches are formed of: its chunks' rows by where they start, and their bytes."""
-
-    capture: PatchCapture
-    copied: dict[int, CopiedRows]
-    size: int
-
-
 class KVWorker:
-    """Loads and saves rows of one rank's pages. A thread of its own stores chunks and forms patches.
-
-    At most `WAITING_BYTES` of rows wait for that thread: what does not fit is dropped, and counted. Patches are formed
-    while the worker is idle, and else in a small share of the time.
+    """Loads and saves rows of one rank's pages. Patches are formed while the worker is idle, and else in a small share
+    of the time.
 
     Args:
         spec: of this rank's model.
@@ -72,7 +55,8 @@ class KVWorker:
 
     Attributes:
         stopped: whether nothing is taken or kept any more.
-        learner: learns pairs.
+        stager: reads what requests take.
+        keeper: stores chunks and forms patches.
     """
 
     def __init__(
@@ -91,17 +75,11 @@ class KVWorker:
         self._pages: Pages | None = None
         self.stopped = False
         self._agree = agree
-        # Patches are formed in host memory, beside the model.
-        self._host_spec, self._copier = spec.on(torch.device("cpu")), copier or HostCopier.of(spec.device)
-        self.stager = RowStager(store, StoredPairs(store.whole, self._host_spec))
-        self.learner = PairLearner(store.whole, self._host_spec, self._copier)
+        self.stager = RowStager(store)
+        self.keeper = PieceKeeper(spec, store, copier, self._turn)
         self._report = WorkerReport()
-        self.waiting = WaitingRows(WAITING_BYTES)
-        # Prompts whose chunks are not all stored yet; the thread appends, any thread may take the oldest away.
-        self._prompts: deque[WaitingPrompt] = deque()
         self._stepped, self._form_from, self._read_from, self._closing = 0.0, 0.0, 0.0, False
         self._pressed = False
-        self._thread = WorkThread("emblema-keep", "a piece could not be kept")
 
     @property
     def spec(self) -> ModelSpec:
@@ -137,7 +115,6 @@ class KVWorker:
 
     def stop(self, reason: str) -> None:
         """Take and keep nothing from now on; what was read before is still stored."""
-        self.learner.stop()
         if not self.stopped:
             _log.warning("emblema: nothing is linked or kept from here on: %s", reason)
         self.stopped = True
@@ -196,7 +173,6 @@ class KVWorker:
     def observe_step(self, work: StepWork, seconds: float) -> None:
         """Report what an earlier step did and how long it took."""
         self._report.steps.append((work, seconds))
-        self.learner.observe_step(work, seconds)
 
     def take_report(self) -> WorkerReport:
         """Return what was done since the last call."""
@@ -236,123 +212,34 @@ class KVWorker:
             log_failure("rows could not be read", error)
 
     def _save(self, step: StepMetadata, captured: Sequence[ChunkCapture]) -> None:
-        row = self._spec.dtype.itemsize * sum(layout.features for layout in self._spec.layouts)
         for capture in captured:
-            size = capture.chunk.tokens * row
-            if self._take_room(size):
-                with self._leaving_on_error(size):
-                    rows = self._read(capture.blocks, 0, capture.chunk.tokens)
-                    output = self._encoder_output(capture.identifier)
-                    encoding = self._copier.copy(() if output is None else (output,))
-                self._thread.put(partial(self._put, capture, rows, encoding, size))
+            read = partial(self._read, capture.blocks, len(capture.anchor), capture.tokens)
+            self.keeper.keep_chunk(capture.salt, capture.chunk, read, self._encoder_output(capture.identifier))
         for prompt in step.patches:
             began = time.monotonic()
             if not prompt.alone and began < self._read_from:
-                self.waiting.drop()
+                self.keeper.drop()
                 continue
-            wanted = {key.chunk for key, _, _ in prompt.needs}
-            segments = [segment for segment, chunk in prompt.prompt.chunk_segments if chunk.id in wanted]
-            size = row * sum(segment.stop - segment.start for segment in segments)
-            if self._take_room(size):
-                with self._leaving_on_error(size):
-                    copied = {
-                        segment.start: self._read(prompt.blocks, segment.start, segment.stop) for segment in segments
-                    }
-                self._thread.put(partial(self._await_chunks, prompt, copied, size))
-                self._read_from = max(self._read_from, began + (time.monotonic() - began) / FORMING_SHARE)
+            read = partial(self._read_segment, prompt.blocks)
+            self.keeper.form_patches(prompt.salt, prompt.prompt, prompt.needs, read)
+            self._read_from = max(self._read_from, began + (time.monotonic() - began) / FORMING_SHARE)
 
-    def _take_room(self, size: int) -> bool:
-        """Count rows that are to be read, if there is room; the oldest prompts that wait for chunks make it."""
-        while not self.waiting.take(size):
-            try:
-                oldest = self._prompts.popleft()
-            except IndexError:
-                self.waiting.drop()
-                return False
-            self._forget(oldest)
-        return True
+    def _read_segment(self, blocks: tuple[int, ...], segment: Segment) -> list[LayerRows]:
+        return self._read(blocks, segment.start, segment.stop)
 
-    @contextmanager
-    def _leaving_on_error(self, size: int) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self.waiting.leave(size)
-            raise
-
-    def _forget(self, prompt: WaitingPrompt) -> None:
-        self.waiting.leave(prompt.size)
-        self.waiting.drop()
-
-    def take_dropped(self) -> int:
-        """Return how many chunks and prompts were not kept for want of room since the last call."""
-        return self.waiting.take_dropped()
-
-    def _read(self, blocks: tuple[int, ...], start: int, stop: int) -> PendingCopies:
-        """Return copies of some rows, under way to the host: the keys of all layers, then the values of all."""
+    def _read(self, blocks: tuple[int, ...], start: int, stop: int) -> list[LayerRows]:
+        """Return copies of some rows, by layer."""
         places = self.pages.locate(self.pages.slots(blocks, stop)[start:])
-        rows = [self.pages.read(layer, places) for layer in range(len(self._spec.layouts))]
-        return self._copier.copy([*(layer.keys for layer in rows), *(layer.values for layer in rows)])
-
-    def drain(self) -> None:
-        """Wait until all that was read is stored and learnt from, or has failed to be."""
-        self.learner.drain()
-        self._thread.drain()
+        return [self.pages.read(layer, places) for layer in range(len(self._spec.layouts))]
 
     def close(self) -> None:
-        """Store what was read, and what was learnt from it, and close the store."""
-        self.learner.close()
+        """Store what was read, and close the store."""
         self.stager.close()
         self._closing = True
-        self._thread.close()
+        self.keeper.close()
         self.store.close()
 
-    # the thread
-
-    def _put(self, capture: ChunkCapture, rows: PendingCopies, encoding: PendingCopies, size: int) -> None:
-        try:
-            encoded = self._encoded(capture.chunk.encoded, *encoding.take())
-            chunk = replace(capture.chunk, encoded=encoded, rows=layers_of(rows))
-            self.store.tenant(capture.salt).put(chunk)
-        finally:
-            self.waiting.leave(size)
-        self._form_patches()
-
-    def _encoded(self, encoded: Encoded, output: Tensor | None = None) -> Encoded:
-        """Return an encoding with the encoder's output in the rows of its media tokens; as it is without a fit one."""
-        media = int(encoded.visual.sum())
-        if output is None or output.dim() != 2 or len(output) != media or output.dtype != self._spec.dtype:
-            return encoded
-        embeds = torch.zeros(encoded.tokens, output.shape[1], dtype=output.dtype)
-        embeds[encoded.visual] = output
-        return replace(encoded, embeds=embeds)
-
-    def _await_chunks(self, capture: PatchCapture, copied: dict[int, PendingCopies], size: int) -> None:
-        with self._leaving_on_error(size):
-            rows = {start: CopiedRows(start, layers_of(pending)) for start, pending in copied.items()}
-        self._prompts.append(WaitingPrompt(capture, rows, size))
-        if len(self._prompts) > WAITING_PROMPTS:
-            with suppress(IndexError):
-                self._forget(self._prompts.popleft())
-        self._form_patches()
-
-    def _form_patches(self) -> None:
-        """Form the patches of prompts whose chunks are all stored by now; the others wait."""
-        for _ in range(len(self._prompts)):
-            try:
-                prompt = self._prompts.popleft()
-            except IndexError:
-                return
-            store = self.store.tenant(prompt.capture.salt)
-            held = store.held(chunk.id for _, chunk in prompt.capture.prompt.chunk_segments)
-            if any(chunk.id not in held for _, chunk in prompt.capture.prompt.chunk_segments):
-                self._prompts.append(prompt)
-                continue
-            try:
-                wanted = prompt.capture
-                form_prompt_patches(self._host_spec, wanted.prompt, wanted.needs, prompt.copied, store, self._turn)
-            finally:
-                self.waiting.leave(prompt.size)
+    # the keeper's thread
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

@@ -3,9 +3,10 @@
 import time
 from collections import OrderedDict
 
-from emblema.link.policy.fidelity import FidelityLog, Sample
-from emblema.link.policy.margins import MarginSample
-from emblema.link.policy.policy import REPEATED, Lane, Policy
+from emblema.link.lanes import Lane
+from emblema.link.policy.certificate import Sample
+from emblema.link.policy.fidelity import FidelityLog
+from emblema.link.policy.policy import Policy
 from emblema.session.fidelity_logs import FidelityLogs
 from emblema.store import Store
 from emblema.vllm.step_metadata import ShadowOutcome
@@ -39,8 +40,18 @@ class LaneLedgers:
             self._logs.forget(self._read.popitem(last=False)[0])
         return log
 
+    def is_certified(self, salt: bytes, model: str, lanes: frozenset[tuple[str, Lane]]) -> bool:
+        """Return whether all of a tenant's lanes have a certificate, as far as is known here; any thread may ask."""
+        return self._logs.of(self._store.tenant(salt).owner).is_certified(model, lanes)
+
     def record(
-        self, salt: bytes, model: str, lanes: frozenset[tuple[str, Lane]], outcome: ShadowOutcome, policy: Policy
+        self,
+        salt: bytes,
+        model: str,
+        lanes: frozenset[tuple[str, Lane]],
+        outcome: ShadowOutcome,
+        policy: Policy,
+        accepted: bool = True,
     ) -> None:
         """Add what a comparison showed to a tenant's measurements.
 
@@ -50,12 +61,11 @@ class LaneLedgers:
             lanes: kinds and lanes that it judges.
             outcome: what it showed.
             policy: bounds that it is judged by.
+            accepted: whether the answer stood, or would have in a trial.
         """
         owner = self._store.tenant(salt).owner
         log = self._logs.of(owner)
         self._logs.refresh(owner)
         for kind, lane in sorted(lanes):
-            log.record(model, kind, lane, Sample(outcome.kl, outcome.agrees), policy)
-        if kinds := {kind for kind, lane in lanes if lane in REPEATED}:
-            log.note_margin(model, kinds, MarginSample(outcome.margin, outcome.agrees), check=True)
+            log.record(model, kind, lane, Sample(outcome.kl, outcome.agrees, outcome.margin), policy, accepted=accepted)
         self._logs.save(owner)

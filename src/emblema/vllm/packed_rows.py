@@ -19,11 +19,11 @@ from emblema.errors import EmblemaError
 from emblema.kv.layout import LayerRows
 from emblema.link.prompt import Rows
 from emblema.link.second_pass import runs_of
-from emblema.models.attention import QuestionAttention, QuestionReadings
-from emblema.vllm import internals
-from emblema.vllm.kernel_runs import PromptRuns, in_runs
+from emblema.models.noting import QuestionAttention, QuestionReadings, attention_weights
+from emblema.vllm import attention
+from emblema.vllm.attention import PromptRuns, in_runs
 from emblema.vllm.pages import PagePlaces, Pages, RowPlaces
-from emblema.vllm.pair_learner import NotedShares
+from emblema.vllm.step_metadata import PlacedFeature, SidePrompt
 
 _log = logging.getLogger(__name__)
 LEAST_WEIGHED, MOST_WEIGHED = 16, 128
@@ -70,16 +70,17 @@ class WeighedRows:
 
     Attributes:
         first, last: of the packed rows; the second is not among them.
-        seen: how many of the prompt's rows each of them attends.
-        stop: the row of the prompt after the last that any of them attends.
-        hidden: [rows, stop - seen] float32, added to scores: hides from each the rows that it does not attend.
+        mask: [rows, stop] float32 over the prompt's rows up to the last of them, added to scores.
     """
 
     first: int
     last: int
-    seen: int
-    stop: int
-    hidden: Tensor
+    mask: Tensor
+
+    @property
+    def stop(self) -> int:
+        """The row of the prompt after the last that any of them attends."""
+        return self.mask.shape[1]
 
 
 def weighed_rows(rows: Tensor, heads: int, device: torch.device) -> tuple[WeighedRows, ...]:
@@ -95,9 +96,9 @@ def weighed_rows(rows: Tensor, heads: int, device: torch.device) -> tuple[Weighe
     made: list[WeighedRows] = []
     for first in range(0, len(rows), count):
         own = rows[first : first + count]
-        seen, stop = int(own[0]) + 1, int(own[-1]) + 1
-        hidden = torch.zeros(len(own), stop - seen).masked_fill_(torch.arange(seen, stop) > own[:, None], float("-inf"))
-        made.append(WeighedRows(first, first + len(own), seen, stop, hidden.to(device, non_blocking=True)))
+        stop = int(own[-1]) + 1
+        mask = torch.zeros(len(own), stop).masked_fill_(torch.arange(stop) > own[:, None], float("-inf"))
+        made.append(WeighedRows(first, first + len(own), mask.to(device, non_blocking=True)))
     return tuple(made)
 
 
@@ -113,7 +114,6 @@ class PackedRows:
         positions: [axes, rows] or [rows] int64; None where the rows lie side by side, from `first` on, and no more is
             asked for than the logits of the last of them.
         question: takes what those of its rows attend that are among them; None where that is not noted.
-        shares: takes what rows attend of chunks; None where that is not noted.
         place: the first of the rows in the batch, once that is known.
         in_runs: whether the backend's kernel attends what they attend.
         attended: where the rows that they attend lie in pages, once that is known.
@@ -127,7 +127,6 @@ class PackedRows:
     first: int
     positions: Tensor | None
     question: NotedQuestion | None = None
-    shares: NotedShares | None = None
     place: int | None = field(default=None, init=False)
     in_runs: bool = field(default=False, init=False)
     attended: RowPlaces | PagePlaces | None = field(default=None, init=False)
@@ -141,48 +140,33 @@ class PackedRows:
         return int(self.rows[-1]) + 1
 
 
-@dataclass(frozen=True, slots=True)
-class PackedPrompt:
-    """A prompt of some rows, as the runner is shown it.
-
-    Attributes:
-        data: the virtual request's, without a name of its own.
-        outputs: what the encoder made of the pictures' rows among them, by the names that these pictures have here.
-    """
-
-    data: Any
-    outputs: Mapping[str, Tensor]
-
-
-def packed_prompt(data: Any, encodings: Mapping[str, Tensor], name: str, first: int, rows: Tensor) -> PackedPrompt:
-    """Return a request's prompt with some of its rows alone behind its first ones.
+def packed_prompt(
+    prompt: SidePrompt, encodings: Mapping[str, Tensor], name: str, first: int, rows: Tensor
+) -> tuple[SidePrompt, dict[str, Tensor]]:
+    """Return a prompt with some of its rows alone behind its first ones, and what the encoder made of these.
 
     Args:
-        data: the request's (`NewRequestData`).
+        prompt: it.
         encodings: what the encoder made of its pictures, by their names there.
-        name: the pictures' names here begin with it.
+        name: the pictures' new names begin with it.
         first: how many rows count as computed.
         rows: [rows] int64, from `first` on and in order.
     """
-    tokens = data.prompt_token_ids
     # One more token than there are rows: a prompt that is not complete gives no token.
-    prompt = [*tokens[:first], *(tokens[row] for row in rows.tolist()), 0]
-    features: list[Any] = []
+    tokens = [*prompt.token_ids[:first], *(prompt.token_ids[row] for row in rows.tolist()), 0]
+    features: list[PlacedFeature] = []
     outputs: dict[str, Tensor] = {}
-    for feature in data.mm_features:
-        place = feature.mm_position
-        inside = ((rows >= place.offset) & (rows < place.offset + place.length)).nonzero().squeeze(1)
+    for feature in prompt.features:
+        inside = ((rows >= feature.start) & (rows < feature.stop)).nonzero().squeeze(1)
         if len(inside) == 0:
             continue
-        filled = torch.ones(place.length, dtype=torch.bool) if place.is_embed is None else place.is_embed
-        own = rows[inside] - place.offset
+        filled = torch.ones(feature.rows, dtype=torch.bool) if feature.filled is None else feature.filled
+        own = rows[inside] - feature.start
         here = filled[own]
         made = f"{name}\0{len(features)}"
-        outputs[made] = encodings[feature.identifier][(filled.cumsum(0) - 1)[own][here]]
-        position = replace(place, offset=first + int(inside[0]), length=len(inside), is_embed=here)
-        features.append(replace(feature, identifier=made, mm_position=position))
-    packed = replace(data, prompt_token_ids=prompt, prefill_token_ids=prompt, mm_features=features)
-    return PackedPrompt(packed, outputs)
+        outputs[made] = encodings[feature.name][(filled.cumsum(0) - 1)[own][here]]
+        features.append(replace(feature, name=made, start=first + int(inside[0]), rows=len(inside), filled=here))
+    return SidePrompt(tokens, tuple(features), prompt.blocks), outputs
 
 
 class PackedForward:
@@ -202,16 +186,11 @@ class PackedForward:
         self._packs: Sequence[PackedRows] = ()
         self._hidden: Tensor | None = None
         self.layers, self._layers = len(layers), layers
-        self._refusal = next(filter(None, map(internals.unlike_attention, layers)), None)
-        self._ends = [internals.add_to_attention(layer, self._attending(number)) for number, layer in enumerate(layers)]
-        self._ends.append(model.register_forward_pre_hook(self._place_all, with_kwargs=True).remove)
-        self._ends.append(model.register_forward_hook(self._keep_hidden).remove)
-
-    def close(self) -> None:
-        """Leave the model as it was."""
-        for end in self._ends:
-            end()
-        self._ends.clear()
+        self._refusal = next(filter(None, map(attention.unlike_attention, layers)), None)
+        for number, layer in enumerate(layers):
+            attention.add_to_attention(layer, self._attending(number))
+        model.register_forward_pre_hook(self._place_all, with_kwargs=True)
+        model.register_forward_hook(self._keep_hidden)
 
     def begin_step(self, packs: Sequence[PackedRows]) -> None:
         """Take the packed rows of the next forward."""
@@ -231,16 +210,11 @@ class PackedForward:
 
         All workers of a model have to ask for the same rows in the same order.
         """
-        hidden = self.last_hidden(pack)
-        if hidden is None:
+        if self._hidden is None:
             return None
-        logits = self._model.compute_logits(hidden)
-        return logits[0].float() if self.is_complete(pack) and logits is not None else None
-
-    def last_hidden(self, pack: PackedRows) -> Tensor | None:
-        """Return what the model made of the last of some rows [1, width]; None where the forward was not seen."""
         row = 0 if pack.place is None else pack.place + len(pack.rows) - 1
-        return None if self._hidden is None else self._hidden[row : row + 1]
+        logits = self._model.compute_logits(self._hidden[row : row + 1])
+        return logits[0].float() if self.is_complete(pack) and logits is not None else None
 
     def _keep_hidden(self, model: Any, given: Any, made: Any) -> None:
         hidden = made[0] if isinstance(made, tuple) else made
@@ -262,8 +236,8 @@ class PackedForward:
     def _place_all(self, model: Any, given: Any, named: Mapping[str, Any]) -> None:
         @cache
         def context() -> tuple[Callable[[Sequence[int], Rows], int], list[Tensor]]:
-            metadata, slots = internals.step_context()
-            return internals.rows_in_batch(metadata, self._block_size), slots
+            metadata, slots = attention.step_context()
+            return attention.rows_in_batch(metadata, self._block_size), slots
 
         for pack in self._packs:
             self._guarded(pack, lambda pack=pack: self._place(pack, *context(), named["positions"]))  # type: ignore[misc]
@@ -278,7 +252,7 @@ class PackedForward:
     def _split(self, packs: Sequence[PackedRows]) -> None:
         """Have a kernel that can attend runs of rows do so."""
         prompts = {pack.place: PromptRuns(pack.blocks, runs_of(pack.rows)) for pack in packs if pack.place is not None}
-        if internals.change_metadata(lambda metadata: in_runs(metadata, self._layers[0], prompts)):
+        if attention.change_metadata(lambda metadata: in_runs(metadata, self._layers[0], prompts)):
             for pack in packs:
                 pack.in_runs = True
 
@@ -333,8 +307,6 @@ class PackedForward:
                 if noted is not None and part.last > behind:
                     first = max(part.first, behind)
                     noted.add(layer, int(pack.rows[first]), weights[:, first - part.first :])
-            if pack.shares is not None:
-                pack.shares.note(layer, pack.rows, own, held.keys, scale)
         pack.layers += 1
 
     def _note(self, layer: int, pack: PackedRows, own: Tensor, behind: int, scale: float) -> None:
@@ -348,17 +320,13 @@ class PackedForward:
             scale: of the products of queries and keys.
         """
         noted = pack.question if behind < len(pack.rows) else None
-        shares = pack.shares if pack.shares is not None and pack.shares.notes(layer) else None
-        if pack.attended is None or (noted is None and shares is None):
+        if pack.attended is None or noted is None:
             return
         keys = self._pages().read_keys(layer, pack.attended)
-        if noted is not None:
-            asked = pack.rows[behind:]
-            pack.parts = pack.parts or weighed_rows(asked, len(own), own.device)
-            for part, weights in weights_before(own[:, behind:], keys, pack.parts, scale):
-                noted.add(layer, int(asked[part.first]), weights)
-        if shares is not None:
-            shares.note(layer, pack.rows, own, keys, scale)
+        asked, queries = pack.rows[behind:], own[:, behind:]
+        pack.parts = pack.parts or weighed_rows(asked, len(own), own.device)
+        for part in pack.parts:
+            noted.add(layer, int(asked[part.first]), _weights(queries, keys, part, scale))
 
 
 def attend_before(
@@ -367,44 +335,20 @@ def attend_before(
     """Yield what some rows of a prompt attend: all rows up to each of them.
 
     Args:
-        queries, parts, scale: see `weights_before`.
-        held: the prompt's rows.
-
-    Yields:
-        what `weights_before` does, and what a part attends [heads, rows, width] float32.
-    """
-    values = held.values.float()
-    for part, weights in weights_before(queries, held.keys, parts, scale):
-        made = torch.bmm(weights.view(len(values), -1, part.stop), values[:, : part.stop])
-        yield part, weights, made.view(len(queries), part.last - part.first, -1)
-
-
-def weights_before(
-    queries: Tensor, keys: Tensor, parts: Sequence[WeighedRows], scale: float
-) -> Iterator[tuple[WeighedRows, Tensor]]:
-    """Yield by how much some rows of a prompt attend all rows up to each of them.
-
-    Args:
         queries: [heads, rows, width].
-        keys: the prompt's [key heads, prompt rows, width].
+        held: the prompt's rows.
         parts: of these rows.
         scale: of the products of queries and keys.
 
     Yields:
-        a part, and its weights [heads, rows, stop] float32 of the prompt's rows up to the last of them, which the next
-        part's are written over.
+        a part, its weights [heads, rows, stop] float32, and what it attends [heads, rows, width] float32.
     """
-    heads, _, width = queries.shape
-    groups = len(keys)
-    scaled, turned = queries.float() * scale, keys.float().transpose(1, 2)
-    # All parts' weights in turn: fresh memory for each would cost a processor as much as the weights.
-    memory = scaled.new_empty(heads * max((part.last - part.first) * part.stop for part in parts))
-    in_place = memory.device.type == "cpu"
+    values = held.values.float()
     for part in parts:
-        count = part.last - part.first
-        grouped = scaled[:, part.first : part.last].reshape(groups, -1, width)
-        scores = memory[: heads * count * part.stop].view(groups, -1, part.stop)
-        torch.bmm(grouped, turned[..., : part.stop], out=scores)
-        scores.view(heads, count, -1)[..., part.seen :] += part.hidden
-        weights = torch.softmax(scores, -1, out=scores) if in_place else torch.softmax(scores, -1)
-        yield part, weights.view(heads, count, -1)
+        weights = _weights(queries, held.keys, part, scale)
+        made = torch.bmm(weights.view(len(values), -1, part.stop), values[:, : part.stop])
+        yield part, weights, made.view(len(queries), part.last - part.first, -1)
+
+
+def _weights(queries: Tensor, keys: Tensor, part: WeighedRows, scale: float) -> Tensor:
+    return attention_weights(queries[:, part.first : part.last], keys[:, : part.stop], part.mask, scale)

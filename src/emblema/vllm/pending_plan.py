@@ -3,7 +3,7 @@
 import threading
 from dataclasses import dataclass, field
 
-from emblema.plugin.request_plan import RequestPlan, ServedRequest
+from emblema.served.request_plan import RequestPlan, ServedRequest
 
 
 @dataclass(slots=True)

@@ -1,8 +1,9 @@
 """How often pictures are shown, by tenant: so many prompts share what it costs to prefill one alone."""
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from emblema.latest import LatestDict
 
 FADING = 0.98
 """What a prompt still counts when the next one comes."""
@@ -18,14 +19,14 @@ class TenantSightings:
 
     shown: float = UNSEEN
     new: float = UNSEEN
-    known: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    known: LatestDict[str, None] = field(default_factory=lambda: LatestDict(MOST_PICTURES))
 
 
 class PictureSightings:
     """Counts of pictures in prompts; for one thread."""
 
     def __init__(self) -> None:
-        self._tenants: OrderedDict[bytes, TenantSightings] = OrderedDict()
+        self._tenants: LatestDict[bytes, TenantSightings] = LatestDict(MOST_TENANTS)
 
     def observe(self, salt: bytes, chunks: Iterable[str]) -> None:
         """Add the chunks of a prompt.
@@ -34,18 +35,12 @@ class PictureSightings:
             salt: of the tenant's store.
             chunks: their ids.
         """
-        tenant = self._tenants.setdefault(salt, TenantSightings())
-        self._tenants.move_to_end(salt)
-        if len(self._tenants) > MOST_TENANTS:
-            self._tenants.popitem(last=False)
+        tenant = self._tenants.latest(salt, TenantSightings)
         names = set(chunks)
         tenant.shown = FADING * tenant.shown + len(names)
         tenant.new = FADING * tenant.new + len(names - tenant.known.keys())
         for name in sorted(names):
             tenant.known[name] = None
-            tenant.known.move_to_end(name)
-        while len(tenant.known) > MOST_PICTURES:
-            tenant.known.popitem(last=False)
 
     def mean(self, salt: bytes) -> float:
         """Return how many prompts show a picture of a tenant, on average; 1 at least."""

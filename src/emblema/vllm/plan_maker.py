@@ -1,35 +1,27 @@
 """Plans of requests, made on a thread of their own, which alone reads the store."""
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
-from emblema.link.policy.choosing import Trial
-from emblema.link.policy.fidelity import FidelityLog
-from emblema.link.policy.frequency import FrequencySketch
-from emblema.link.policy.policy import Lane, Policy, PolicyInputs, RowCosts
-from emblema.plugin.model_spec import ModelSpec
-from emblema.plugin.request_plan import (
-    ChunkStubs,
-    RequestPlan,
-    ServedRequest,
-    plan_request,
-    plan_trial,
-)
-from emblema.plugin.stored import StoreMemory
-from emblema.plugin.stored_pairs import StoredPairs
-from emblema.plugin.work_thread import WorkThread
+from emblema.latest import LatestDict
+from emblema.link.lanes import Lane, Lanes, LaneVerdict, Trial
+from emblema.link.policy.fidelity import MeasuredLanes
+from emblema.link.policy.policy import Policy
+from emblema.link.prompt import Prompt
+from emblema.served.model_spec import ModelSpec
+from emblema.served.request_plan import RequestPlan, RequestPlanning, ServedRequest
+from emblema.served.work_thread import WorkThread
 from emblema.store import Store
 from emblema.vllm.lane_ledgers import LaneLedgers
 from emblema.vllm.pending_plan import PendingPlan
 from emblema.vllm.picture_sightings import PictureSightings
 from emblema.vllm.prompt_reuse import PromptReuse
-from emblema.vllm.step_costs import StepCosts
+from emblema.vllm.step_costs import PromptCosts, StepCosts
 from emblema.vllm.step_metadata import ShadowOutcome
 
 _log = logging.getLogger(__name__)
-MOST_SKETCHES = 256
 REMEMBERED_NAMES = 2**16
 CLOSING_SECONDS = 1.0
 """How long closing waits for the thread."""
@@ -65,20 +57,16 @@ class PlanMaker:
         reuse: PromptReuse,
         second_pass: str | None,
         policy: Policy,
-        unsure: Callable[[], float],
+        unsure: Callable[[Prompt], float],
         log_once: Callable[[str], None],
     ) -> None:
-        self._spec, self._store, self._strategy, self._forms = spec, store, strategy, forms
-        self._costs, self._reuse, self._second_pass, self.policy = costs, reuse, second_pass, policy
+        self._planning = RequestPlanning(spec, store, strategy, log_once, policy, second_pass)
+        self._forms, self._costs, self._reuse, self.policy = forms, costs, reuse, policy
         self._unsure, self._log_once = unsure, log_once
-        self.memory = StoreMemory(store)
-        self._stubs = ChunkStubs(spec)
+        self.memory = self._planning.memory
         self._ledgers = LaneLedgers(store)
-        self._pairs = StoredPairs(store, spec)
-        # By tenant, the chunks after their antecedents that were met lately; of the tenants that came last.
-        self._met: OrderedDict[bytes, FrequencySketch] = OrderedDict()
         # By vLLM's name of a picture, the digest of what was shown under it; empty where that was not always the same.
-        self._names: OrderedDict[str, str] = OrderedDict()
+        self._names: LatestDict[str, str] = LatestDict(REMEMBERED_NAMES)
         self._sightings = PictureSightings()
         self._thread = WorkThread("emblema-plan", "a prompt was not compared")
 
@@ -104,15 +92,18 @@ class PlanMaker:
 
     def plan_trial(self, request: ServedRequest, trial: Trial) -> RequestPlan | None:
         """Plan a prompt with a lane that is closed; None where it is open, or the prompt cannot be linked by it."""
-        inputs = self.inputs(request.store_salt, None, self._ledgers.of(request.store_salt))
-        if inputs.verdict(trial.kind, trial.lane, self.policy).open:
+        measured = self._measured(request.store_salt)
+        if measured.verdict(trial.kind, trial.lane, self.policy).open:
             return None
-        self.memory.refresh()
-        return plan_trial(request, self._stubs, self._store.tenant(request.store_salt), self.memory, trial, inputs)
+        return self._planning.plan_trial(request, trial, measured)
 
-    def record(self, salt: bytes, lanes: frozenset[tuple[str, Lane]], outcome: ShadowOutcome) -> None:
-        """Keep what a comparison showed of a tenant's lanes."""
-        self._ledgers.record(salt, self._spec.fingerprint, lanes, outcome, self.policy)
+    def record(self, salt: bytes, lanes: Lanes, outcome: ShadowOutcome, accepted: bool) -> None:
+        """Keep what a comparison showed of a tenant's lanes, and whether the answer stood or would have."""
+        self._ledgers.record(salt, self._planning.spec.fingerprint, lanes, outcome, self.policy, accepted)
+
+    def is_certified(self, salt: bytes, lanes: Lanes) -> bool:
+        """Return whether all of a tenant's lanes have a certificate, as far as is known here; any thread may ask."""
+        return self._ledgers.is_certified(salt, self._planning.spec.fingerprint, lanes)
 
     def _make_plan(self, pending: PendingPlan) -> RequestPlan | None:
         request = pending.request.checked()
@@ -122,50 +113,42 @@ class PlanMaker:
         if refusal is not None:
             self._log_once(f"a request is computed plainly: {refusal}")
             return None
-        costs, salt = self._costs, request.store_salt
-        store, met = self._store.tenant(salt), self._met_by(salt)
-        self.memory.refresh()
-        asked = request.options.get("strategy", self._strategy)
+        salt, auto = request.store_salt, self._planning.strategy_of(request) == "auto"
         if pending.trying is None:
-            pending.trying = costs is not None and asked == "auto" and costs.due()
-        trying, first = pending.trying, pending.awaited is None
+            pending.trying = self._costs is not None and auto and self._costs.due()
+        first = pending.awaited is None
         captures = self._forms and not pending.final and request.options.get("capture", True) is True
-        plan = plan_request(
-            request,
-            self._stubs,
-            store,
-            self.memory,
-            self._strategy,
-            self._log_once,
-            met,
-            lambda spans, rows: costs is None or costs.pays(spans, 0, rows, self._reuse.uses(salt), trying),
-            self._second_pass,
-            self.inputs(salt, met, self._ledgers.of(salt), trying),
-            self._pairs,
-            self._sightings.mean(salt) if captures else None,
-            self.inputs(salt, met, self._ledgers.of(salt)) if trying else None,
-        )
-        plan.trying = trying
+        costs = self.costs(salt, pending.trying)
+        if captures:
+            costs = replace(costs, sightings=self._sightings.mean(salt))
+        plan = self._planning.plan(request, costs, self._measured(salt))
+        plan.trying = pending.trying
         if first:
             self._sightings.observe(salt, (chunk.id for _, chunk in plan.prompt.chunk_segments))
-        if costs is not None and (plan.awaits or (plan.plan.decisions and plan.cached.spans)):
-            costs.tried()
+        if self._costs is not None and (plan.awaits or (plan.plan.decisions and plan.cached.spans)):
+            self._costs.tried()
         return plan
 
-    def inputs(self, salt: bytes, met: FrequencySketch | None, log: FidelityLog, trying: bool = False) -> PolicyInputs:
-        """Return what `auto` decides by: this server's costs, and a tenant's latest prompts and measured lanes."""
-        costs, policy, model = self._costs, self.policy, self._spec.fingerprint
-        return PolicyInputs(
-            policy,
-            lambda kind, lane, bounds: log.verdict(model, kind, lane, bounds),
-            plateau=log.plateau(model),
-            least_margin=lambda kinds: log.least_margin(model, kinds),
-            recurs=lambda names: met is not None and met.estimate(names) > 0,
-            unsure=self._unsure,
-            row_costs=RowCosts if costs is None else partial(costs.row_costs, trying),
-            # What is read leaves no pages that later prompts find.
-            continued=lambda prompt: 0.0 if costs is None else min(1.0, self._reuse.uses(salt)),
-        )
+    def costs(self, salt: bytes, trying: bool) -> PromptCosts:
+        """Return what linking is expected to cost a tenant's prompt, as far as is known now; any thread may ask."""
+        return PromptCosts(self._costs, self._reuse.uses(salt), self._unsure, trying=trying)
+
+    def _measured(self, salt: bytes) -> MeasuredLanes:
+        """Return what was measured of a tenant's lanes.
+
+        An answer over patches is not held back here until it is known how sure it is: a lane is closed whose
+        certificate asks for a margin.
+        """
+        log, model = self._ledgers.of(salt), self._planning.spec.fingerprint
+        measured = log.measured(model)
+
+        def verdict(kind: str, lane: Lane, bounds: Policy) -> LaneVerdict:
+            known, own = measured.verdict(kind, lane, bounds), [(kind, lane)]
+            if lane is Lane.PATCH and log.is_certified(model, own) and log.least_margin(model, own, bounds) > 0:
+                return LaneVerdict(False, f"not all answers keep the bound; {known.reason}")
+            return known
+
+        return replace(measured, verdict=verdict)
 
     def _is_name_of(self, identifier: str, digest: str) -> bool:
         """Return whether all that was shown under a name was the same, as far as is remembered.
@@ -174,17 +157,6 @@ class PlanMaker:
         """
         if not digest:
             return False
-        known = self._names.setdefault(identifier, digest)
-        if known != digest:
-            self._names[identifier] = ""
-        self._names.move_to_end(identifier)
-        if len(self._names) > REMEMBERED_NAMES:
-            self._names.popitem(last=False)
+        known = self._names.get(identifier, digest)
+        self._names[identifier] = known if known == digest else ""
         return known == digest
-
-    def _met_by(self, salt: bytes) -> FrequencySketch:
-        sketch = self._met.setdefault(salt, FrequencySketch())
-        self._met.move_to_end(salt)
-        while len(self._met) > MOST_SKETCHES:
-            self._met.popitem(last=False)
-        return sketch

@@ -2,25 +2,17 @@
 
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
 
+from emblema.latest import LatestDict
 from emblema.link.plan import LinkPlan
-from emblema.link.policy.fidelity import FidelityLog
+from emblema.link.policy.decide import COSTS_MORE
 from emblema.link.policy.policy import Policy
-from emblema.plugin.model_spec import ModelSpec
-from emblema.plugin.request_plan import (
-    COSTS_MORE,
-    NOT_READY,
-    RequestPlan,
-    ServedRequest,
-    reading_pays,
-    shares_read,
-)
-from emblema.plugin.stored_pairs import unfit_for_pairs
+from emblema.served.model_spec import ModelSpec
+from emblema.served.request_plan import NOT_READY, RequestPlan, ServedRequest
+from emblema.served.request_report import report_of
 from emblema.store import Store
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.encoded_pictures import EncodedPictures
@@ -32,6 +24,7 @@ from emblema.vllm.step_costs import StepCosts
 from emblema.vllm.step_metadata import (
     PatchCapture,
     RowLoad,
+    SidePrompt,
     StagingOrder,
     StepMetadata,
     WorkerReport,
@@ -136,13 +129,11 @@ class RequestPlanner:
         self._logged: set[str] = set()
         # Plans whose pictures are to be prefilled alone, as their requests wait for them; and pictures that were.
         self._wanted: list[RequestPlan] = []
-        self._captured: OrderedDict[str, None] = OrderedDict()
+        self._captured: LatestDict[str, None] = LatestDict(REMEMBERED_CAPTURES)
         # When the last of them was ready, in monotonic seconds.
         self._last_capture = 0.0
         if refusal is not None:
             self._log_once(f"every prompt is computed plainly: {refusal}")
-        elif spec is not None and (unfit := unfit_for_pairs(spec)):
-            self._log_once(f"nothing is learnt of pairs: {unfit}")
 
     def close(self) -> None:
         """End the thread, and close the store."""
@@ -242,36 +233,7 @@ class RequestPlanner:
         self.readings.abandon(request_id)
         self._pending.pop(request_id, None)
         plan = self._plans.pop(request_id, None)
-        if plan is None:
-            return None
-        pieces = {} if plan.request.options.get("pieces") is not True else {"pieces": self._pieces(plan)}
-        read: dict[str, object] = {} if plan.margin is None else {"margin": plan.margin}
-        return (
-            pieces
-            | {
-                "strategy": plan.plan.strategy if plan.linked else "plain",
-                "prompt_tokens": plan.prompt.tokens,
-                "media_tokens": sum(chunk.tokens for _, chunk in plan.prompt.chunk_segments),
-                "linked_tokens": plan.linked,
-                "kv_bytes": plan.linked * self._row_bytes,
-                "stored": not plan.missing and not plan.lacking,
-                "remark": plan.remark,
-            }
-            | read
-        )
-
-    def _pieces(self, plan: RequestPlan) -> dict[str, object]:
-        """Return what a request that asks for it is told of its chunks: their ids, and whose patches are formed."""
-        return {
-            "model": None if self.spec is None else self.spec.fingerprint,
-            "chunks": [chunk.id for _, chunk in plan.prompt.chunk_segments],
-            "forming": [key.chunk for key, _, _ in plan.needs],
-        }
-
-    @property
-    def _row_bytes(self) -> int:
-        spec = self.spec
-        return 0 if spec is None else spec.shards * spec.dtype.itemsize * sum(each.features for each in spec.layouts)
+        return None if plan is None or self.spec is None else report_of(plan, self.spec)
 
     # steps
 
@@ -293,8 +255,8 @@ class RequestPlanner:
             staging = None
         if staging is None:
             plan.restart(ready)
-            if self.costs is not None:
-                self._weigh(plan, ready, self.costs)
+            if self.costs is not None and self.maker is not None:
+                self._weigh(plan, ready, self.maker)
             self._check_places(plan, ready)
             if self._order(request_id, plan, ready):
                 return False
@@ -309,12 +271,12 @@ class RequestPlanner:
         runs = plan.cached.runs(ready, plan.prompt.tokens) if plan.cached.after(ready) else 1
         return self._places.admit(request_id, runs - 1)
 
-    def begin_reading(self, request_id: str, ready: int, data: Any, pictures: Mapping[str, str]) -> None:
+    def begin_reading(self, request_id: str, ready: int, prompt: SidePrompt) -> None:
         """Begin to read a request that has its pages; see `QuestionReader.begin`. The reading lets go of its rows."""
         plan = self._plans[request_id]
         if plan is not None:
             self._stagings.pop(request_id, None)
-            self.readings.begin(request_id, plan, ready, data, pictures)
+            self.readings.begin(request_id, plan, ready, prompt)
 
     def _check_places(self, plan: RequestPlan, ready: int) -> None:
         """Have a prompt computed that needs more places than the batch has."""
@@ -334,9 +296,8 @@ class RequestPlanner:
             return False
         number, salt = next(self._numbers), plan.request.store_salt
         taken = plan.plan if linked else LinkPlan("plain", plan.prompt.tokens, plan.plan.layers, ())
-        worth = plan.worth if self._forms else 0.0
         awaited = linked or not self.encoded.has(name for name, _ in encodings)
-        order = StagingOrder(number, request_id, salt, plan.prompt, taken, encodings, worth, awaited)
+        order = StagingOrder(number, request_id, salt, plan.prompt, taken, encodings, awaited)
         self._orders[request_id] = order
         self._stagings[request_id] = Staging(number, time.monotonic(), self._workers if awaited else 0)
         return awaited
@@ -346,18 +307,19 @@ class RequestPlanner:
         if self._stagings.pop(request_id, None) is not None and self._orders.pop(request_id, None) is None:
             self._dropped.append(request_id)
 
-    def _weigh(self, plan: RequestPlan, ready: int, costs: StepCosts) -> None:
+    def _weigh(self, plan: RequestPlan, ready: int, maker: PlanMaker) -> None:
         """Have a prompt computed, if `auto` planned it and linking is not expected to pay; decided once a prompt."""
         if plan.weighed:
             return
         plan.weighed = True
-        salt = plan.request.store_salt
+        salt, again = plan.request.store_salt, plan.plan.recomputation
         if plan.plan.decisions and plan.cached.spans:
-            if self.maker is not None and plan.reads(ready):
-                inputs = self.maker.inputs(salt, None, FidelityLog(), plan.trying)
-                pays = reading_pays(plan.prompt, ready, inputs, shares_read(plan.plan, inputs.policy))
+            costs, left = maker.costs(salt, plan.trying), None if again is None else again.after(ready)
+            if left is not None and plan.reads(ready):
+                rows = sum(stop - start for start, stop in left.candidates)
+                pays = costs.second_pass_pays(plan.prompt, rows, self.policy.query_share)
             else:
-                pays = costs.pays(plan.cached, ready, plan.prompt.tokens, self._reuse.uses(salt), plan.trying)
+                pays = costs.spans_pay(plan.cached, plan.prompt, ready)
             if not pays:
                 plan.decline(COSTS_MORE)
         self._reuse.observe(salt, plan.prompt, ready, plan.cached.private_from(ready) is not None)
@@ -374,10 +336,9 @@ class RequestPlanner:
         if self.maker is not None and (report.lost or report.captured):
             self.maker.memory.lose(report.lost)
             self.maker.memory.regain(report.captured)
-            self._captured |= dict.fromkeys(report.captured)
+            for chunk in report.captured:
+                self._captured[chunk] = None
             self._last_capture = time.monotonic() if report.captured else self._last_capture
-            while len(self._captured) > REMEMBERED_CAPTURES:
-                self._captured.popitem(last=False)
         for name in report.failed:
             self._fail(name)
         self.readings.note(report)
@@ -450,7 +411,7 @@ class RequestPlanner:
         linked = sum(last - max(first, start) for first, last in rows.taken)
         plan.linked += linked
         self._counts.linked_tokens += linked
-        self._counts.linked_bytes += linked * self._row_bytes
+        self._counts.linked_bytes += 0 if self.spec is None else linked * self.spec.shards * self.spec.row_bytes
         return RowLoad(request_id, rows.taken, rows.computed, start)
 
     def take_counts(self) -> LinkCounts:

@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from emblema.errors import StoreError
 from emblema.link.plan import RowSource
-from emblema.plugin.request_plan import RequestPlan
+from emblema.served.request_plan import RequestPlan
 from emblema.store import Store
 from emblema.store.statistics import CounterName
 

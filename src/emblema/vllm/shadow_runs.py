@@ -13,15 +13,11 @@ import torch
 from torch import Tensor
 
 from emblema.errors import EmblemaError, LoadError
-from emblema.link.policy.fidelity import Sample
+from emblema.link.policy.fidelity import compare
 from emblema.link.prompt import Rows
-from emblema.link.second_pass import margin_of
-from emblema.link.taken_rows import ModelGeometry
-from emblema.plugin.staging import RowStager
 from emblema.vllm.kv_worker import Agree
 from emblema.vllm.packed_rows import PackedForward, PackedRows
-from emblema.vllm.pages import Pages
-from emblema.vllm.side_rows import SideRun, virtual_request
+from emblema.vllm.side_rows import SideRun, StagedPrompts
 from emblema.vllm.step_metadata import ShadowOrder, ShadowOutcome, ShadowReport, StepMetadata
 
 _log = logging.getLogger(__name__)
@@ -75,9 +71,7 @@ class ShadowRuns:
     """The comparisons of one worker, as `SideRows`; one at a time.
 
     Args:
-        model: how the worker keeps rows.
-        stager: has what the prompts take.
-        pages: of the worker.
+        staged: has what the prompts take.
         seen: keeps the last row of a prompt.
         answers: of prompts that were read.
         agree: see `Agree`.
@@ -86,15 +80,13 @@ class ShadowRuns:
 
     def __init__(
         self,
-        model: ModelGeometry,
-        stager: RowStager,
-        pages: Callable[[], Pages],
+        staged: StagedPrompts,
         seen: PackedForward,
         answers: AnswerNotes,
         agree: Agree,
         hand_over: Callable[[str, Tensor], None] | None,
     ) -> None:
-        self._model, self._stager, self._pages = model, stager, pages
+        self._staged = staged
         self._seen, self._answers, self._agree, self._hand_over = seen, answers, agree, hand_over
         self._shadow: Shadow | None = None
         self._count = 0
@@ -117,7 +109,7 @@ class ShadowRuns:
         if refused:
             self.drop()
         if step.shadow is not None and refused:
-            self._stager.drop(step.shadow.name)
+            self._staged.drop(step.shadow.name)
             self._reports[step.shadow.number] = ShadowReport(1, None)
         elif step.shadow is not None:
             self._begin(step.shadow)
@@ -149,18 +141,9 @@ class ShadowRuns:
     def _place(self, shadow: Shadow) -> None:
         """Write the rows that a prompt takes into its pages."""
         order = shadow.order
-        staged = self._stager.get(order.name)
-        if staged is None:
-            raise LoadError(order.name, "its rows are not staged")
-        held = {own: staged.encodings[name] for own, name in order.pictures.items() if name in staged.encodings}
-        if held.keys() != order.pictures.keys() or self._hand_over is None:
-            raise EmblemaError("what the encoder made of its pictures is not stored")
-        shadow.encodings = held
-        if order.taken and not shadow.full:
-            pages = self._pages()
-            slots = pages.slots(order.data.block_ids[0], staged.order.prompt.tokens)
-            staged.write(self._model, pages, slots, order.taken)
-        self._stager.drop(order.name)
+        if self._hand_over is None:
+            raise EmblemaError("nothing takes what the encoder made of its pictures")
+        shadow.encodings = self._staged.take(order.name, order.prompt, () if shadow.full else order.taken)
 
     def runs(self, rows: int, slots: int, encoded: Container[str]) -> Sequence[SideRun]:
         shadow = self._shadow
@@ -171,22 +154,20 @@ class ShadowRuns:
             shadow.left[:1] = [(stop, end)] if stop < end else []
             self._count += 1
             run = (start, stop)
-            data = virtual_request(shadow.order.data, f"emblema\0shadow-{self._count}", start)
-            made.append(SideRun(data, stop - start))
+            made.append(SideRun(shadow.order.prompt, f"emblema\0shadow-{self._count}", start, stop - start))
             rows, slots, shadow.rows = rows - (stop - start), slots - 1, shadow.rows + stop - start
             self._show(shadow, run)
             if stop == shadow.order.tokens:
-                shadow.watched = PackedRows(shadow.order.data.block_ids[0], torch.arange(*run), start, None)
+                shadow.watched = PackedRows(shadow.order.prompt.blocks, torch.arange(*run), start, None)
         watched = None if shadow is None else shadow.watched
         self._seen.begin_step(() if watched is None else (watched,))
         return made
 
     def _show(self, shadow: Shadow, run: Rows) -> None:
         """Hand over the encoder outputs of the pictures that have rows in a run."""
-        for feature in shadow.order.data.mm_features:
-            first = feature.mm_position.offset
-            if first < run[1] and run[0] < first + feature.mm_position.length and self._hand_over is not None:
-                self._hand_over(feature.identifier, shadow.encodings[feature.identifier])
+        for feature in shadow.order.prompt.features:
+            if feature.start < run[1] and run[0] < feature.stop and self._hand_over is not None:
+                self._hand_over(feature.name, shadow.encodings[feature.name])
 
     def settle(self) -> None:
         """Take what the forward made."""
@@ -206,11 +187,11 @@ class ShadowRuns:
         """Report what a comparison showed; nothing where `full`, the logits of full prefill, are not known."""
         outcome: ShadowOutcome | None = None
         if full is not None and shadow.linked is not None:
-            sample = Sample.of(full.numpy(), shadow.linked.numpy())
-            outcome = ShadowOutcome(sample.kl, sample.agrees, margin_of(shadow.linked), shadow.rows)
+            sample = compare(full.numpy(), shadow.linked.numpy())
+            outcome = ShadowOutcome(sample.kl, sample.agrees, sample.margin, shadow.rows)
         self._reports[shadow.order.number] = ShadowReport(1, outcome)
         self._unneeded |= shadow.encodings.keys()
-        self._stager.drop(shadow.order.name)
+        self._staged.drop(shadow.order.name)
         self._shadow = None
 
     def finish_step(self) -> Iterable[str]:

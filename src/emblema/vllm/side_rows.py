@@ -1,27 +1,36 @@
 """Rows that a worker computes beside those that vLLM scheduled: virtual requests on pages of their own."""
 
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from vllm.sampling_params import SamplingParams
-from vllm.v1.core.sched.output import NewRequestData
+from torch import Tensor
 
-from emblema.vllm.step_metadata import ChunkCapture
+from emblema.errors import EmblemaError, LoadError
+from emblema.link.prompt import Rows
+from emblema.link.taken_rows import ModelGeometry
+from emblema.served.captures import ChunkCapture
+from emblema.served.staging import RowStager
+from emblema.vllm.pages import Pages
+from emblema.vllm.step_metadata import SidePrompt
 
 
 @dataclass(frozen=True, slots=True)
 class SideRun:
-    """A run of rows of one prompt, computed in one step.
+    """A run of rows of one prompt, computed in one step as a virtual request.
 
     Attributes:
-        data: the virtual request: its prompt and pages; the rows before the run count as computed.
+        prompt: its prompt and pages.
+        name: of the virtual request.
+        start: rows before it count as computed.
         rows: how many rows the run has.
-        features: indices of the pictures that are to be encoded for it.
+        features: numbers of the pictures that are to be encoded for it.
     """
 
-    data: NewRequestData
+    prompt: SidePrompt
+    name: str
+    start: int
     rows: int
     features: tuple[int, ...] = ()
 
@@ -41,19 +50,49 @@ class SideRows(Protocol):
         """Take what the forward made, and return names of pictures whose encoder outputs are not needed any more."""
 
 
-def virtual_request(data: NewRequestData, name: str, start: int) -> NewRequestData:
-    """Return a request of the same prompt and pages whose rows before `start` count as computed, for one step."""
-    return NewRequestData(
-        req_id=name,
-        prompt_token_ids=data.prompt_token_ids,
-        mm_features=data.mm_features,
-        sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
-        pooling_params=None,
-        block_ids=tuple(list(group) for group in data.block_ids),
-        num_computed_tokens=start,
-        lora_request=None,
-        prefill_token_ids=data.prefill_token_ids or list(data.prompt_token_ids or ()),
-    )
+class StagedPrompts:
+    """What prompts that are computed beside a step take: rows into their pages, and what the encoder made.
+
+    Args:
+        model: how the worker keeps rows.
+        stager: has what they take.
+        pages: of the worker.
+    """
+
+    def __init__(self, model: ModelGeometry, stager: RowStager, pages: Callable[[], Pages]) -> None:
+        self._model, self._stager, self._pages = model, stager, pages
+
+    def take(self, name: str, prompt: SidePrompt, taken: tuple[Rows, ...], first: int = 0) -> dict[str, Tensor]:
+        """Write the rows that a prompt takes into its pages, and let go of what was staged.
+
+        Args:
+            name: by which it is staged.
+            prompt: it.
+            taken: the rows.
+            first: pictures that end before this row are not asked for.
+
+        Returns:
+            What the encoder made of its pictures, by their names in the prompt.
+
+        Raises:
+            EmblemaError: something of that is not there.
+        """
+        staged = self._stager.get(name)
+        if staged is None:
+            raise LoadError(name, "its rows are not staged")
+        held = staged.encodings
+        encodings = {each.name: held[each.known_as] for each in prompt.features if each.known_as in held}
+        if any(each.name not in encodings for each in prompt.features if each.stop > first):
+            raise EmblemaError("what the encoder made of its pictures is not stored")
+        if taken:
+            pages = self._pages()
+            staged.write(self._model, pages, pages.slots(prompt.blocks, staged.order.prompt.tokens), taken)
+        self._stager.drop(name)
+        return encodings
+
+    def drop(self, name: str) -> None:
+        """Let go of what is staged under a name."""
+        self._stager.drop(name)
 
 
 class CaptureRuns:
@@ -85,20 +124,15 @@ class CaptureRuns:
         given: set[str] = set()
         while self._waiting and rows > 0 and slots > 0:
             capture = self._waiting[0]
-            tokens = capture.chunk.tokens
+            tokens = capture.tokens
             count = min(rows, tokens - self._row)
             self._count += 1
-            features: list[Any] = [] if capture.feature is None else [capture.feature]
-            # One more token than the chunk has: a prompt that is not complete gives no token.
-            prompt = [*capture.chunk.encoded.token_ids.tolist(), 0]
-            data = NewRequestData(
-                req_id="", prompt_token_ids=prompt, mm_features=features, sampling_params=None, pooling_params=None,
-                block_ids=(list(capture.blocks),), num_computed_tokens=0, lora_request=None,
-            )  # fmt: skip
-            run = virtual_request(data, f"emblema\0capture-{self._count}", self._row)
-            encode = bool(features) and capture.identifier not in encoded and capture.identifier not in given
+            # One more token than there are rows: a prompt that is not complete gives no token.
+            prompt = SidePrompt([*capture.token_ids, 0], (capture.feature,), capture.blocks)
+            encode = capture.identifier not in encoded and capture.identifier not in given
             given.add(capture.identifier)
-            made.append(SideRun(run, count, (0,) if encode else ()))
+            name = f"emblema\0capture-{self._count}"
+            made.append(SideRun(prompt, name, self._row, count, (0,) if encode else ()))
             rows, slots, self._row = rows - count, slots - 1, self._row + count
             if self._row == tokens:
                 self.finished.append(self._waiting.popleft())

@@ -4,13 +4,17 @@ A linked request's pages are its own from its first cached span on. vLLM's prefi
 later prompts that begin alike (`prompt_reuse`), so what `auto` takes here may be computed again there.
 """
 
+import math
 from collections import deque
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
-from emblema.link.policy.policy import RowCosts
-from emblema.plugin.spans import CachedSpans
+from emblema.kv.chunk import Chunk
+from emblema.link.policy.expectations import RowCosts
+from emblema.link.prompt import Prompt, Rows
+from emblema.served.spans import CachedSpans
 
 KEPT = 256
 LEAST, LEAST_TAKEN = 32, 4
@@ -49,14 +53,13 @@ class StepRates:
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """What a step does: rows it computes, requests that are new in it (virtual ones too), requests whose cached rows
-    it loads, and those rows; and how many of the computed rows are readings'.
+    it loads, and those rows.
     """
 
     rows: int
     requests: int
     loads: int
     taken: int
-    read: int = 0
 
 
 LEAST_STEP_RATES = StepRates(*LEAST_RATES)
@@ -160,3 +163,53 @@ class StepCosts:
             sharing = steps[steps[:, 2] > 0, 2]
             shared = float(sharing.mean()) if len(sharing) else 1.0
             self.step = float(np.clip(constant / row / max(1.0, shared), 0.0, MOST_RATES[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCosts:
+    """What linking is expected to cost a tenant's prompt in this server's steps; see `Costs`.
+
+    Attributes:
+        steps: costs of a step; None where `auto` links whatever it may.
+        uses: how often a computed row of the tenant is found again.
+        unsure: see `RowCosts`.
+        sightings: how many prompts show a picture, on average: what it costs to prefill one alone is shared by them.
+            None where that is not done for a prompt that waits.
+        trying: whether the prompt is linked to learn what that costs. Then others may not follow, and it may bear all
+            of what its missing pictures cost.
+    """
+
+    steps: StepCosts | None
+    uses: float
+    unsure: Callable[[Prompt], float]
+    sightings: float | None = None
+    trying: bool = False
+
+    def second_pass_pays(self, prompt: Prompt, rows: int, share: float) -> bool:
+        """Return whether it pays; see `Costs`."""
+        return self._rows(self.trying).pays(prompt, rows, share)
+
+    def capturing_pays(self, prompt: Prompt, rows: int, share: float, new: Collection[Chunk], known: int) -> bool:
+        """Return whether it pays; see `Costs`."""
+        if self.sightings is None:
+            return False
+        alone = math.ceil(sum(chunk.tokens for _, chunk in prompt.chunk_segments) / self.sightings)
+        own = max(alone, sum(chunk.tokens for chunk in new))
+        if self.trying and self._rows(True).pays(prompt, rows, share, own):
+            return True
+        return self._rows(False).pays(prompt, rows, share, alone)
+
+    def taking_pays(self, prompt: Prompt, taken: Sequence[Rows]) -> bool:
+        """Return whether it pays; see `Costs`."""
+        return self.spans_pay(CachedSpans(tuple(taken)), prompt, 0)
+
+    def spans_pay(self, spans: CachedSpans, prompt: Prompt, ready: int) -> bool:
+        """Return whether taking a prompt's cached spans pays where the first `ready` rows are there already."""
+        return self.steps is None or self.steps.pays(spans, ready, prompt.tokens, self.uses, self.trying)
+
+    def _rows(self, trying: bool) -> RowCosts:
+        if self.steps is None:
+            return RowCosts(unsure=self.unsure)
+        # What is read leaves no pages that later prompts find.
+        continued = min(1.0, self.uses)
+        return replace(self.steps.row_costs(trying), unsure=self.unsure, continued=lambda prompt: continued)

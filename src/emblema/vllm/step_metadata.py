@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, TypeVar
 
-from emblema.kv.chunk import Chunk
+from torch import Tensor
+
+from emblema.kv.keys import ArtifactKey
 from emblema.link.prompt import Prompt, Rows
-from emblema.models.attention import QuestionReadings
-from emblema.plugin.request_plan import PatchNeed
-from emblema.plugin.staging import StagingOrder
-from emblema.store.keys import ArtifactKey
+from emblema.models.noting import QuestionReadings
+from emblema.served.captures import ChunkCapture
+from emblema.served.request_plan import PatchNeed
+from emblema.served.staging import StagingOrder
 from emblema.vllm.step_costs import StepWork
 
 
@@ -30,22 +32,44 @@ class RowLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkCapture:
-    """A chunk to be prefilled alone, on pages that no request has; its rows are read after that and stored.
+class PlacedFeature:
+    """A picture or clip in a prompt, as the model's runner is given it.
 
     Attributes:
-        salt: of the tenant's store.
-        chunk: ids and geometry, without rows.
-        identifier: the picture's name while it is prefilled alone, by which its encoder output is found.
-        blocks: the pages, in order.
-        feature: the picture as vLLM's model takes it, under that name and at its place in the chunk.
+        name: by which the runner's encoder cache has it.
+        start: its first row.
+        rows: how many it takes.
+        filled: [rows] bool, which of them the encoder fills; None for all.
+        known_as: vLLM's own name of it.
+        source: vLLM's feature.
     """
 
-    salt: bytes
-    chunk: Chunk
-    identifier: str
-    blocks: tuple[int, ...] = ()
-    feature: Any = None
+    name: str
+    start: int
+    rows: int
+    filled: Tensor | None
+    known_as: str
+    source: Any
+
+    @property
+    def stop(self) -> int:
+        """The row after its last."""
+        return self.start + self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class SidePrompt:
+    """A prompt whose rows are computed beside what is scheduled.
+
+    Attributes:
+        token_ids: its tokens; the list itself tells the model's runner which prompt it is.
+        features: its pictures and clips in order.
+        blocks: its pages in order.
+    """
+
+    token_ids: list[int]
+    features: tuple[PlacedFeature, ...]
+    blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +97,14 @@ class ReadingOrder:
 
     Attributes:
         request_id: of vLLM.
-        data: the request's prompt and pages, as vLLM's runner is given them; its pictures have names of their own.
-        pictures: vLLM's names of the pictures, by their own.
+        prompt: the request's, on its pages; its pictures have names of their own.
         taken: rows to write first.
         texts, question: rows to compute.
         least_margin: below this margin the answer does not stand.
     """
 
     request_id: str
-    data: Any
-    pictures: Mapping[str, str]
+    prompt: SidePrompt
     taken: tuple[Rows, ...]
     texts: tuple[Rows, ...]
     question: Rows
@@ -116,30 +138,14 @@ class QuestionReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingOutcome:
-    """What came of a reading.
-
-    Attributes:
-        margin: by how much the probabilities of the two likeliest first tokens differ.
-        token: the likeliest.
-        rows: how many were computed.
-    """
-
-    margin: float
-    token: int
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
 class ShadowOrder:
     """A comparison that begins: an answered prompt is linked and computed in full, on pages that no request has.
 
     Attributes:
         number: of the order; never one of a `StagingOrder` of a request.
         name: by which what it takes is staged.
-        data: the prompt and its pages, as vLLM's runner is given them, with a token more than is computed, so that no
-            token is sampled; its pictures have names of their own.
-        pictures: vLLM's names of the pictures, by their own.
+        prompt: it, with a token more than is computed, so that no token is sampled; its pictures have names of their
+            own.
         tokens: rows of the prompt.
         taken, computed: rows of the linked prompt.
         noted: a request whose logits were noted in place of linking its prompt again; empty for none.
@@ -147,8 +153,7 @@ class ShadowOrder:
 
     number: int
     name: str
-    data: Any
-    pictures: Mapping[str, str]
+    prompt: SidePrompt
     tokens: int
     taken: tuple[Rows, ...] = ()
     computed: tuple[Rows, ...] = ()
@@ -237,7 +242,8 @@ class WorkerReport:
         captured: by chunk, how many workers are done with its pages.
         failed: requests whose rows could not be written; all workers computed them.
         questions: what questions attend, by request.
-        outcomes: what came of readings, by request, as one worker saw it.
+        margins: of readings that ended, by request, as one worker saw it: by how much the probabilities of the two
+            likeliest first tokens differ.
         steps: what earlier steps did, and the seconds that they took on one worker.
         shadows: comparisons that workers are done with, by their numbers.
     """
@@ -248,24 +254,12 @@ class WorkerReport:
     captured: dict[str, int] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     questions: dict[str, QuestionReport] = field(default_factory=dict)
-    outcomes: dict[str, ReadingOutcome] = field(default_factory=dict)
+    margins: dict[str, float] = field(default_factory=dict)
     steps: list[tuple[StepWork, float]] = field(default_factory=list)
     shadows: dict[int, ShadowReport] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return any(
-            (
-                self.staged,
-                self.unstaged,
-                self.lost,
-                self.captured,
-                self.failed,
-                self.questions,
-                self.outcomes,
-                self.steps,
-                self.shadows,
-            )
-        )
+        return self != WorkerReport()
 
     def joined(self, other: "WorkerReport") -> "WorkerReport":
         """Return the report of both; seconds are those of the first."""
@@ -280,7 +274,7 @@ class WorkerReport:
             added(self.captured, other.captured),
             self.failed | other.failed,
             _joined(self.questions, other.questions),
-            other.outcomes | self.outcomes,
+            other.margins | self.margins,
             self.steps or other.steps,
             _joined(self.shadows, other.shadows),
         )

@@ -7,15 +7,15 @@ before the run. Every layer writes the whole batch's rows before attention reads
 before them, in one forward.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
 from emblema.link.prompt import Rows
-from emblema.vllm.side_rows import SideRows, SideRun, virtual_request
+from emblema.vllm.internals import RunnerRequests, ScheduledStep, virtual_request
+from emblema.vllm.side_rows import SideRows, SideRun
 from emblema.vllm.step_costs import StepWork
 from emblema.vllm.step_metadata import RowLoad, StepMetadata
 
@@ -23,19 +23,11 @@ WriteRows = Callable[[Sequence[RowLoad], Mapping[str, Sequence[int]]], bool]
 """Writes the rows that a step takes into requests' pages, on all workers or on none; returns whether it did."""
 
 
-@dataclass(slots=True)
-class KnownRequest:
-    """A request with pictures that the runner has: its data as they were sent last, and its pages since."""
-
-    data: NewRequestData
-    blocks: list[list[int]]
-
-
 @dataclass(frozen=True, slots=True)
 class RewrittenStep:
-    """A step as the runner gets it, and what it does."""
+    """A step as the runner gets it (vLLM's `SchedulerOutput`), and what it does."""
 
-    output: SchedulerOutput
+    output: Any
     work: StepWork
 
 
@@ -60,10 +52,9 @@ class StepRewriter:
         side: Sequence[SideRows],
         agree: Callable[[list[bool]], list[bool]] = list,
     ) -> None:
-        self._second_runner, self._write = second_runner, write
+        self._requests, self._write = RunnerRequests(second_runner), write
         self._encodings, self._hand_over, self._side = encodings, hand_over, side
         self._agree = agree
-        self._known: dict[str, KnownRequest] = {}
         # Virtual requests of the step before, which end with it.
         self._ended: set[str] = set()
         # Names of pictures that the scheduler takes to be encoded, and whose encoding no row has needed yet.
@@ -72,52 +63,48 @@ class StepRewriter:
         self._own: set[str] = set()
         self._unneeded: set[str] = set()
 
-    def rewrite(self, output: SchedulerOutput, step: StepMetadata) -> RewrittenStep:
-        """Return the step as the runner is to see it."""
-        self._follow(output)
-        loads = {load.request_id: load for load in step.loads}
-        if loads and (output.kv_cache_block_copies or not self._write(step.loads, self._blocks_of(loads))):
-            # Pages are copied at the beginning of a step, over what was written before.
-            loads = {}
-        starts = starts_of(output)
+    def rewrite(self, output: Any, step: StepMetadata) -> RewrittenStep:
+        """Return a step of the scheduler as the runner is to see it."""
+        scheduled = ScheduledStep.of(output)
+        self._requests.follow(output)
+        self._unencoded.difference_update(scheduled.freed)
+        loads = self._written(step, scheduled)
         ranges: dict[str, tuple[Rows, ...]] = {
-            name: loads[name].computed if name in loads else ((starts[name], starts[name] + count),)
-            for name, count in output.num_scheduled_tokens.items()
+            name: loads[name].computed if name in loads else ((start, start + count),)
+            for name, (start, count) in scheduled.rows.items()
         }
-        inputs = self._encoder_inputs(output, loads, ranges)
-        rows = dict(output.num_scheduled_tokens)
-        virtual: list[NewRequestData] = []
+        inputs = self._encoder_inputs(scheduled, ranges)
+        rows = {name: count for name, (_, count) in scheduled.rows.items()}
+        virtual: list[Any] = []
+        added: dict[str, int] = {}
         own: dict[str, int] = {}
         for name in loads:
             *before, (own[name], stop) = ranges[name]
             rows[name] = stop - own[name]
             for number, (start, end) in enumerate(before):
-                made = virtual_request(self._shown(name), f"{name}\0gap-{number}", start)
-                virtual.append(made)
-                rows[made.req_id] = end - start
-        side = self._side_runs(step)
-        for run in side:
-            virtual.append(run.data)
-            rows[run.data.req_id] = run.rows
+                made = f"{name}\0gap-{number}"
+                virtual.append(self._requests[name].virtual(made, start))
+                added[made] = end - start
+        for run in self._side_runs(step):
+            virtual.append(virtual_request(run.prompt, run.name, run.start))
+            added[run.name] = run.rows
             if run.features:
-                inputs[run.data.req_id] = list(run.features)
+                inputs[run.name] = list(run.features)
         unneeded, self._unneeded = self._unneeded, set()
-        new, cached = self._requests(output, own)
-        rewritten = replace(
-            output,
-            scheduled_new_reqs=[*new, *virtual],
-            scheduled_cached_reqs=cached,
-            num_scheduled_tokens=rows,
-            total_num_scheduled_tokens=sum(rows.values()),
-            scheduled_encoder_inputs=inputs,
-            finished_req_ids=output.finished_req_ids | self._ended,
-            free_encoder_mm_hashes=[*output.free_encoder_mm_hashes, *sorted(unneeded)],
-        )
-        self._ended = {data.req_id for data in virtual}
+        ended, self._ended = self._ended, set(added)
+        rows |= added
+        rewritten, requests = self._requests.rewritten(output, own, virtual, rows, inputs, ended, unneeded)
         taken = sum(stop - start for load in loads.values() for start, stop in load.taken)
         taken += sum(stop - start for order in step.readings for start, stop in order.taken)
-        work = StepWork(sum(rows.values()), len(new) + len(virtual), len(loads) + len(step.readings), taken)
+        work = StepWork(sum(rows.values()), requests, len(loads) + len(step.readings), taken)
         return RewrittenStep(rewritten, work)
+
+    def _written(self, step: StepMetadata, scheduled: ScheduledStep) -> dict[str, RowLoad]:
+        """Write the rows that a step takes, and return what was written, by request."""
+        blocks = {load.request_id: self._requests[load.request_id].blocks for load in step.loads}
+        if not step.loads or scheduled.copies or not self._write(step.loads, blocks):
+            return {}
+        return {load.request_id: load for load in step.loads}
 
     def add_side(self, side: SideRows) -> None:
         """Have other work go along with steps, before what there is."""
@@ -135,72 +122,7 @@ class StepRewriter:
         self._unencoded.clear()
         self._own.clear()
 
-    def _follow(self, output: SchedulerOutput) -> None:
-        """Keep the data and pages of requests with pictures, as the runner does."""
-        # A request that was preempted may come back without its data.
-        for name in output.finished_req_ids:
-            self._known.pop(name, None)
-        self._unencoded.difference_update(output.free_encoder_mm_hashes)
-        for data in output.scheduled_new_reqs:
-            if data.mm_features:
-                self._known[data.req_id] = KnownRequest(data, [list(group) for group in data.block_ids])
-        cached = output.scheduled_cached_reqs
-        for name, added in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            known = self._known.get(name)
-            if known is None or added is None:
-                continue
-            for group, blocks in zip(known.blocks, added, strict=True):
-                if name in cached.resumed_req_ids:
-                    group.clear()
-                group.extend(blocks)
-
-    def pages_of(self, name: str) -> Sequence[int]:
-        """Return the pages of a request with pictures that the runner has."""
-        return self._known[name].blocks[0]
-
-    def _blocks_of(self, names: Iterable[str]) -> dict[str, Sequence[int]]:
-        return {name: self.pages_of(name) for name in names}
-
-    def _shown(self, name: str) -> NewRequestData:
-        """Return a request's data with the pages that it has by now."""
-        known = self._known[name]
-        return replace(known.data, block_ids=tuple(list(group) for group in known.blocks))
-
-    def _requests(
-        self, output: SchedulerOutput, own: Mapping[str, int]
-    ) -> tuple[list[NewRequestData], CachedRequestData]:
-        """Return the step's new and cached requests, those in `own` with that row as their first to be computed."""
-        new = [
-            replace(data, num_computed_tokens=own.get(data.req_id, data.num_computed_tokens))
-            for data in output.scheduled_new_reqs
-        ]
-        cached = output.scheduled_cached_reqs
-        moved = {name for name in cached.req_ids if name in own}
-        if not moved:
-            return new, cached
-        if not self._second_runner:
-            counts = zip(cached.req_ids, cached.num_computed_tokens, strict=True)
-            return new, replace(cached, num_computed_tokens=[own.get(name, row) for name, row in counts])
-        # The second runner counts computed rows on the device, so the request is shown to it as a new one.
-        new += [replace(self._shown(name), num_computed_tokens=own[name]) for name in cached.req_ids if name in moved]
-        kept = [index for index, name in enumerate(cached.req_ids) if name not in moved]
-
-        def of_kept(values: list[Any]) -> list[Any]:
-            return [values[index] for index in kept] if values else values
-
-        return new, replace(
-            cached,
-            req_ids=of_kept(cached.req_ids),
-            resumed_req_ids=cached.resumed_req_ids - moved,
-            new_token_ids=of_kept(cached.new_token_ids),
-            new_block_ids=of_kept(cached.new_block_ids),
-            num_computed_tokens=of_kept(cached.num_computed_tokens),
-            num_output_tokens=of_kept(cached.num_output_tokens),
-        )
-
-    def _encoder_inputs(
-        self, output: SchedulerOutput, loads: Mapping[str, RowLoad], ranges: Mapping[str, tuple[Rows, ...]]
-    ) -> dict[str, list[int]]:
+    def _encoder_inputs(self, step: ScheduledStep, ranges: Mapping[str, tuple[Rows, ...]]) -> dict[str, list[int]]:
         """Return which pictures are encoded: those of computed rows whose encoder output is neither here nor staged.
 
         The scheduler takes what it scheduled to be encoded, and so does not schedule it again. What was left out is
@@ -210,15 +132,12 @@ class StepRewriter:
         given: set[str] = set()
         needed: list[tuple[str, int, str]] = []
         for name, runs in ranges.items():
-            known, scheduled = self._known.get(name), output.scheduled_encoder_inputs.get(name, [])
+            known, scheduled = self._requests.get(name), step.encoded.get(name, ())
             if known is None:
                 if scheduled:
-                    inputs[name] = scheduled
+                    inputs[name] = list(scheduled)
                 continue
-            for index, feature in enumerate(known.data.mm_features):
-                first = feature.mm_position.offset
-                last = first + feature.mm_position.length
-                identifier = feature.identifier
+            for index, (identifier, (first, last)) in enumerate(known.pictures):
                 due = index in scheduled or identifier in self._unencoded
                 if not due or identifier in given:
                     continue
@@ -251,13 +170,6 @@ class StepRewriter:
         for side in self._side:
             for run in side.runs(rows, slots, self._own):
                 rows, slots = rows - run.rows, slots - 1
-                self._own.update(run.data.mm_features[index].identifier for index in run.features)
+                self._own.update(run.prompt.features[index].name for index in run.features)
                 made.append(run)
         return made
-
-
-def starts_of(output: SchedulerOutput) -> dict[str, int]:
-    """Return the first row of each request that a step computes."""
-    cached = output.scheduled_cached_reqs
-    starts = {data.req_id: data.num_computed_tokens for data in output.scheduled_new_reqs}
-    return starts | dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))

@@ -1,9 +1,10 @@
 """vLLM's names that the plugin uses and vLLM does not promise to keep, and whether the installed vLLM has them.
 
-`internals`, `kernel_runs`, `connectors`, `step_rewriter`, `side_rows`, `captures` and `worker` use no others.
+`internals` and `attention` read all fields; `connectors`, `encoder_connector` and `worker` override methods, and
+`captures` takes pages.
 """
 
-from emblema.plugin.private_names import NamesOf, check_table, names_of
+from emblema.served.private_names import NamesOf, check_table, names_of
 
 NAMES: tuple[NamesOf, ...] = (
     names_of(

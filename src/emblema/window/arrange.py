@@ -2,23 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf
 
 from emblema.errors import CapacityError, WindowError
-from emblema.link.policy.costs import MEGABYTE, Rates
-from emblema.link.policy.policy import Lane
+from emblema.kv.keys import ArtifactKind
+from emblema.link.lanes import Lane
 from emblema.session.session import Session
-from emblema.store.keys import ArtifactKind
 from emblema.window.budget import WindowBudget, weigh
 from emblema.window.parts import PartHandle, WindowPart
-from emblema.window.placement.problem import AvailableRows, Candidate, Placement, PlacementLimits
-from emblema.window.placement.solver import solve_placement
+from emblema.window.placement import Candidate, Placement, solve_placement
 from emblema.window.row_sources import AUTO, has_rows
-from emblema.window.staleness import Cascade, Staleness, find_uncomputed
+from emblema.window.staleness import Cascade, compare_rows, find_uncomputed
 from emblema.window.state import WindowState
-
-PATCH_SHARE = 0.25
-"""Bytes of a stored patch over those of its rows, where prices count them."""
 
 PartWorth = Callable[[PartHandle], float]
 """What it is worth to have a part in the window, in rows computed."""
@@ -46,6 +42,10 @@ class PartGroup:
     def text_tokens(self) -> int:
         return self.tokens - sum(member.tokens for member in self.parts[-1].members if member.chunk is not None)
 
+    def price(self, lane: Lane) -> float:
+        """Return what the group costs in a lane: rows computed."""
+        return self.tokens if lane is Lane.FRESH else 0 if lane is Lane.SETTLED else self.text_tokens
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedParts:
@@ -54,15 +54,13 @@ class GroupedParts:
     Attributes:
         opening: the template's text, if any.
         front: pinned parts at the front.
-        movable: groups that move, in order.
-        recalled: groups of parts that have left and may come back.
+        movable: groups that move, in order, then parts that have left and may come back.
         tail: texts after all media.
     """
 
     opening: tuple[WindowPart, ...]
     front: tuple[WindowPart, ...]
     movable: tuple[PartGroup, ...]
-    recalled: tuple[PartGroup, ...]
     tail: tuple[WindowPart, ...]
 
     @classmethod
@@ -78,47 +76,88 @@ class GroupedParts:
                 groups.append(PartGroup(tuple(texts)))
                 texts = []
         opening = () if state.opening is None else (state.opening,)
-        back = tuple(PartGroup((part,)) for part in recalled)
-        return cls(opening, parts[:pinned], tuple(groups), back, tuple(texts))
+        return cls(opening, parts[:pinned], (*groups, *(PartGroup((part,)) for part in recalled)), tuple(texts))
 
     @property
     def fixed(self) -> tuple[PartGroup, ...]:
         """Pinned media at the front, which patches and rows are formed after."""
         return tuple(PartGroup((part,)) for part in self.front if part.sources)
 
-    @property
-    def every(self) -> tuple[PartGroup, ...]:
-        return (*self.fixed, *self.movable, *self.recalled)
 
-
-@dataclass(frozen=True, slots=True)
 class GroupPrices:
-    """What a group costs: seconds, where costs were measured on this machine, else rows computed."""
+    """What groups cost after others, in rows computed.
 
-    rates: Rates | None
-    row_bytes: int
+    Args:
+        session: says which rows and patches are stored.
+        groups: of the window.
+        cascade: says which written rows are valid after others.
+    """
 
-    @classmethod
-    def of(cls, rates: Rates | None, row_bytes: int) -> "GroupPrices":
-        """Return prices by rates, if these say that computing a row costs more than taking one; else by rows."""
-        usable = rates is not None and rates.computed > max(0.0, rates.taken)
-        return cls(rates if usable else None, row_bytes)
+    def __init__(self, session: Session, groups: GroupedParts, cascade: Cascade) -> None:
+        self._cascade = cascade
+        self._named = {group.name: group for group in groups.movable}
+        self._fixed = tuple(group.name for group in groups.fixed)
+        self._tail = {part.number: part.rows.version for part in groups.tail if part.rows is not None}
+        self._front: dict[int, int | None] = {}
+        for part in (*groups.opening, *groups.front):
+            self._front[part.number] = self._version(part, self._front)
+        self._patches = _find_patches(session, (*groups.fixed, *groups.movable))
+        opening = tuple(token for part in groups.opening for member in part.members for token in member.token_ids)
+        leads = not groups.front and opening == session.adapter.anchor
+        self._canonical = {
+            group.name
+            for group in groups.movable
+            if leads and group.text_tokens == 0 and len(group.sources) == 1 and has_rows(session, group.sources)
+        }
+        # By group with rows, the groups that were before all of it when they were written.
+        self._known: dict[str, frozenset[str]] = {}
+        for group in groups.movable:
+            rows = [part.rows for part in group.parts if part.rows is not None]
+            if len(rows) == len(group.parts):
+                seen = frozenset.intersection(*(frozenset(number for number, _ in each.preceding) for each in rows))
+                numbers = ((other.name, [part.number for part in other.parts]) for other in groups.movable)
+                self._known[group.name] = frozenset(name for name, own in numbers if seen.issuperset(own))
+        self._placed = lru_cache(maxsize=4096)(self._place)
 
-    def of_rows(self, rows: float) -> float:
-        """Return the price of rows that are computed."""
-        return rows if self.rates is None else rows * self.rates.computed
+    def cheapest(self, id: str, before: tuple[str, ...]) -> tuple[float, Lane]:
+        group, lanes = self._named[id], [Lane.FRESH]
+        if (*self._fixed, *before) in self._patches.get(id, ()):
+            lanes.insert(0, Lane.PATCH)
+        if self._settled(group, self._placed(before)):
+            lanes.insert(0, Lane.SETTLED)
+        if not before and id in self._canonical:
+            lanes.insert(0, Lane.LEADING)
+        lane = min(lanes, key=group.price)
+        return group.price(lane), lane
 
-    def of_group(self, group: PartGroup, lane: Lane) -> float:
-        """Return the price of a group in a lane."""
-        if lane is Lane.FRESH:
-            return self.of_rows(group.tokens)
-        text = 0 if lane is Lane.SETTLED else group.text_tokens
-        if self.rates is None:
-            return self.of_rows(text)
-        taken = max(0.0, self.rates.taken) * (group.tokens - text)
-        patched = lane in (Lane.PATCH, Lane.ORBIT)
-        read = PATCH_SHARE * self.row_bytes * (group.tokens - text) / MEGABYTE if patched else 0.0
-        return self.of_rows(text) + taken + max(0.0, self.rates.megabyte) * read
+    def least(self, id: str, before: tuple[str, ...]) -> float:
+        group, whole = self._named[id], (*self._fixed, *before)
+        if id in self._known and self._known[id].issuperset(before):
+            return group.price(Lane.SETTLED)
+        stored = any(order[: len(whole)] == whole for order in self._patches.get(id, ()))
+        return group.price(Lane.PATCH if stored else Lane.FRESH)
+
+    def _place(self, before: tuple[str, ...]) -> dict[int, int | None]:
+        """Return the parts of placed groups after those that stay: number, and version of the rows that it keeps."""
+        if not before:
+            return self._front
+        earlier, group = self._placed(before[:-1]), self._named[before[-1]]
+        kept = self._settled(group, earlier)
+        return earlier | {part.number: part.rows.version if kept and part.rows else None for part in group.parts}
+
+    def _settled(self, group: PartGroup, before: dict[int, int | None]) -> bool:
+        """Return whether all rows of a group are valid after other parts."""
+        seen = dict(before)
+        for part in group.parts:
+            seen[part.number] = self._version(part, seen)
+        return all(seen[part.number] is not None for part in group.parts)
+
+    def _version(self, part: WindowPart, before: dict[int, int | None]) -> int | None:
+        """Return the version of a part's rows where they are valid after other parts, and those at the end follow."""
+        if part.rows is None:
+            return None
+        staleness = compare_rows(part.number, part.rows, before, self._tail | before)
+        return None if staleness.stale and self._cascade(staleness) else part.rows.version
 
 
 def arrange_parts(
@@ -146,164 +185,72 @@ def arrange_parts(
     if text is not None:
         raise WindowError(f"part {text.number} is text that has left, and has no place of its own: recall it")
     groups = GroupedParts.of(state, recalled)
-    named = {group.name: group for group in groups.every}
-    prices = GroupPrices.of(session.policy_runtime.rates, session.row_bytes)
-    value = _recency_worth(groups.movable) if worth is None else worth
+    value = _recency_worth(groups.movable, state) if worth is None else worth
 
     def candidate(group: PartGroup) -> Candidate:
         kept = any(part.pinned or part.handle in handles for part in group.parts)
         rows = inf if kept else sum(float(value(part.handle)) for part in group.parts if part.sources)
-        return Candidate(group.name, *weigh(group.parts, session.row_bytes), worth=prices.of_rows(rows))
+        return Candidate(group.name, *weigh(group.parts, session.row_bytes), worth=rows)
 
-    def price(candidate: Candidate, lane: Lane) -> float:
-        return prices.of_group(named[candidate.id], lane)
-
-    candidates = [candidate(group) for group in (*groups.movable, *groups.recalled)]
-    able = [chunk for chunk in candidates if chunk.required or chunk.worth != 0]
-    front = [candidate(group) for group in groups.fixed]
-    rows, exact_orders = _find_available(session, groups, cascade)
-    placement = solve_placement(able, rows, _limits(groups, budget, session.row_bytes), price, front)
-    lanes = [
-        Lane.SETTLED if exact_orders.get(name) == placement.order[:place] else lane
-        for place, (name, lane) in enumerate(zip(placement.order, placement.lanes, strict=True))
-    ]
+    able = [chunk for chunk in map(candidate, groups.movable) if chunk.worth != 0]
+    found = solve_placement(able, GroupPrices(session, groups, cascade), _left(groups, budget, session.row_bytes))
+    named = {group.name: group for group in groups.movable}
     # Rows that are not valid here are dropped, so that no other rows count as written after them.
     moved = [
         part if lane is Lane.SETTLED else part.without_rows()
-        for name, lane in zip(placement.order[len(front) :], lanes[len(front) :], strict=True)
+        for name, lane in zip(found.order, found.lanes, strict=True)
         for part in named[name].parts
     ]
     parts = (*groups.front, *moved, *groups.tail)
     # Lanes and cost are as the cascade will treat the parts.
     again = set(find_uncomputed((*groups.opening, *parts), cascade))
-    for place, name in enumerate(placement.order):
-        if lanes[place] is Lane.SETTLED and any(part.number in again for part in named[name].parts):
-            lanes[place] = Lane.FRESH
-    cost = sum(prices.of_group(named[name], lane) for name, lane in zip(placement.order, lanes, strict=True))
-    exact = placement.exact and not cost > placement.cost
-    return replace(placement, lanes=tuple(lanes), cost=cost, exact=exact), parts
+    placed = [
+        *((group, Lane.SETTLED) for group in groups.fixed),
+        *((named[name], lane) for name, lane in zip(found.order, found.lanes, strict=True)),
+    ]
+    lanes = [
+        Lane.FRESH if lane is Lane.SETTLED and any(part.number in again for part in group.parts) else lane
+        for group, lane in placed
+    ]
+    cost = sum(group.price(lane) for (group, _), lane in zip(placed, lanes, strict=True))
+    return replace(found, order=tuple(group.name for group, _ in placed), lanes=tuple(lanes), cost=cost), parts
 
 
-def _recency_worth(groups: Sequence[PartGroup]) -> PartWorth:
+def _recency_worth(groups: Sequence[PartGroup], state: WindowState) -> PartWorth:
     """Value a part in the window at more than computing it again, the latest most; one that has left at nothing."""
-    places = {group.parts[-1].handle: (place + 1) / len(groups) for place, group in enumerate(groups)}
-    tokens = {group.parts[-1].handle: group.tokens for group in groups}
-    return lambda handle: tokens[handle] * (1 + places[handle]) if handle in places else 0.0
+    evicted = {part.handle for part in state.evicted}
+    held = [group for group in groups if group.parts[-1].handle not in evicted]
+    worth = {group.parts[-1].handle: group.tokens * (1 + place / len(held)) for place, group in enumerate(held, 1)}
+    return lambda handle: worth.get(handle, 0.0)
 
 
-def _limits(groups: GroupedParts, budget: WindowBudget, row_bytes: int) -> PlacementLimits:
-    """Return the budget left for media by the texts that stay and the template's opening."""
-    texts = [part for part in (*groups.opening, *groups.front, *groups.tail) if not part.sources]
-    tokens, size = weigh(texts, row_bytes)
+def _left(groups: GroupedParts, budget: WindowBudget, row_bytes: int) -> WindowBudget:
+    """Return the budget left for what moves by the parts that stay and the template's opening."""
+    tokens, size = weigh((*groups.opening, *groups.front, *groups.tail), row_bytes)
     left_tokens = None if budget.tokens is None else budget.tokens - tokens
     left_bytes = None if budget.bytes is None else budget.bytes - size
     if min(left_tokens or 0, left_bytes or 0) < 0:
-        raise CapacityError(
-            f"texts that stay take {tokens} tokens and {size} bytes, more than the budget to arrange by"
-        )
-    return PlacementLimits(left_bytes, left_tokens)
+        raise CapacityError(f"what stays takes {tokens} tokens and {size} bytes, more than the budget to arrange by")
+    return WindowBudget(left_tokens, left_bytes)
 
 
-def _find_available(
-    session: Session, groups: GroupedParts, cascade: Cascade
-) -> tuple[AvailableRows, dict[str, tuple[str, ...]]]:
-    """Return the rows that are available, and by group the one order after which its own rows are valid.
-
-    Such orders are found only where the cascade takes no survivors: rows are then valid after exactly what they were
-    written after, and are given to the solver as patches.
-    """
-    inside = (*groups.fixed, *groups.movable)
-    survive = not any(cascade(Staleness(part.number, gone=(-1,))) for group in inside for part in group.parts)
-    written: dict[str, frozenset[str]] = {}
-    for group in inside if survive else ():
-        absorbed = _absorbed(group, groups)
-        written |= {} if absorbed is None else {group.name: absorbed}
-    exact_orders = {} if survive else _exact_orders(groups)
-    patches, orbits = _find_patches(session, groups.every)
-    for name, before in exact_orders.items():
-        patches.setdefault(name, set()).add(before)
-    leads = not (groups.opening or groups.front)
-    canonical = {
-        group.name
-        for group in (*groups.movable, *groups.recalled)
-        if leads and group.text_tokens == 0 and len(group.sources) == 1 and has_rows(session, group.sources)
-    }
-    rows = AvailableRows(
-        {name: frozenset(found) for name, found in patches.items()},
-        {name: frozenset(sets) for name, sets in orbits.items()},
-        written,
-        frozenset(canonical),
-    )
-    return rows, exact_orders
-
-
-def _absorbed(group: PartGroup, groups: GroupedParts) -> frozenset[str] | None:
-    """Return the groups after any of which a group's rows are valid; None where what stays has changed for them."""
-    fixed = {part.number for part in (*groups.opening, *groups.front)}
-    after = {(part.number, part.rows.version) for part in groups.tail if part.rows is not None}
-    seen: set[int] | None = None
-    own: set[int] = set()
-    for part in group.parts:
-        if part.rows is None:
-            return None
-        before = {number for number, _ in part.rows.preceding}
-        front = fixed if part not in groups.front else set()
-        if not before >= front | own or after.intersection(part.rows.preceding):
-            return None
-        seen = before if seen is None else seen & before
-        own.add(part.number)
-    known = seen or set()
-    others = (other for other in (*groups.fixed, *groups.movable) if other.name != group.name)
-    return frozenset(other.name for other in others if known.issuperset(part.number for part in other.parts))
-
-
-def _exact_orders(groups: GroupedParts) -> dict[str, tuple[str, ...]]:
-    """Return the order that each group was written after, where all of that order is there with the same rows."""
-    found: dict[str, tuple[str, ...]] = {}
-    front = tuple(_name_rows(part) for part in (*groups.opening, *groups.front))
-    reached = [(tuple(group.name for group in groups.fixed), front)]
-    while reached:
-        names, before = reached.pop()
-        for group in groups.movable:
-            own = tuple(_name_rows(part) for part in group.parts)
-            expected = [(*before, *own[:index]) for index in range(len(own))]
-            preceding = [None if part.rows is None else part.rows.preceding for part in group.parts]
-            if group.name not in found and preceding == expected:
-                found[group.name] = names
-                reached.append(((*names, group.name), (*before, *own)))
-    return found
-
-
-def _name_rows(part: WindowPart) -> tuple[int, int]:
-    return part.number, -1 if part.rows is None else part.rows.version
-
-
-def _find_patches(
-    session: Session, groups: Sequence[PartGroup]
-) -> tuple[dict[str, set[tuple[str, ...]]], dict[str, set[frozenset[str]]]]:
-    """Return, by group, the orders and the sets of other groups after which the store has patches `auto` would take."""
+def _find_patches(session: Session, groups: Sequence[PartGroup]) -> dict[str, set[tuple[str, ...]]]:
+    """Return, by group, the orders of other groups after which the store has patches that `auto` would take."""
     patches: dict[str, set[tuple[str, ...]]] = {}
-    orbits: dict[str, set[frozenset[str]]] = {}
     model = session.adapter.fingerprint
     for group in groups:
-        if not has_rows(session, group.sources):
-            continue
-        others = [other for other in groups if other is not group]
         kinds = group.parts[-1].kinds - {"text"} or {"text"}
-        keys = [{key for key in session.store.artifact_keys(source) if key.model == model} for source in group.sources]
-        plain = [{key.antecedents for key in found if key.kind is ArtifactKind.PATCH} for found in keys]
-        if all(session.trusts(kind, Lane.PATCH, AUTO) for kind in kinds):
-            for first in plain[0]:
-                before = _name_groups(first, others)
-                whole = all((*first, *group.sources[:index]) in plain[index] for index in range(len(plain)))
-                if before is not None and whole:
-                    patches.setdefault(group.name, set()).add(before)
-        if len(keys) == 1 and all(session.trusts(kind, Lane.ORBIT, AUTO) for kind in kinds):
-            for key in keys[0]:
-                named = _name_groups(key.antecedents, others) if key.orbit and key.held_out is None else None
-                if named is not None:
-                    orbits.setdefault(group.name, set()).add(frozenset(named))
-    return patches, orbits
+        if not has_rows(session, group.sources) or not all(session.trusts(kind, Lane.PATCH, AUTO) for kind in kinds):
+            continue
+        keys = [session.store.artifact_keys(source) for source in group.sources]
+        plain = [
+            {key.antecedents for key in own if (key.model, key.kind) == (model, ArtifactKind.PATCH)} for own in keys
+        ]
+        for first in plain[0]:
+            before = _name_groups(first, [other for other in groups if other is not group])
+            if before is not None and all((*first, *group.sources[:index]) in own for index, own in enumerate(plain)):
+                patches.setdefault(group.name, set()).add(before)
+    return patches
 
 
 def _name_groups(antecedents: Sequence[str], groups: Sequence[PartGroup]) -> tuple[str, ...] | None:

@@ -45,7 +45,7 @@ class WindowBudget:
         extra_tokens, extra_bytes = (0, 0) if coming is None else weigh([coming], row_bytes)
         leaving: list[WindowPart] = []
         free = iter([part for part in state.parts if not part.pinned])
-        while not self._allows(tokens + extra_tokens, size + extra_bytes):
+        while not is_within(self, tokens + extra_tokens, size + extra_bytes):
             oldest = next(free, None) if self.over == "slide" else None
             if oldest is None:
                 bounds = [
@@ -66,7 +66,7 @@ class WindowBudget:
 
     def holds(self, state: WindowState, row_bytes: int) -> bool:
         """Return whether a state is within the bounds."""
-        return self._allows(*weigh(state.all_parts, row_bytes))
+        return is_within(self, *weigh(state.all_parts, row_bytes))
 
     def recallable(self, evicted: Sequence[WindowPart]) -> tuple[WindowPart, ...]:
         """Return the parts that have left and can be kept: all but the longest gone that exceed `recall_bytes`."""
@@ -76,8 +76,10 @@ class WindowBudget:
             first += 1
         return tuple(evicted[first:])
 
-    def _allows(self, tokens: int, size: int) -> bool:
-        return (self.tokens is None or tokens <= self.tokens) and (self.bytes is None or size <= self.bytes)
+
+def is_within(budget: WindowBudget, tokens: int, size: int) -> bool:
+    """Return whether so many rows and bytes fit into a budget."""
+    return (budget.tokens is None or tokens <= budget.tokens) and (budget.bytes is None or size <= budget.bytes)
 
 
 def weigh(parts: Sequence[WindowPart], row_bytes: int) -> tuple[int, int]:

@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from emblema.kv.chunk import Chunk
+from emblema.kv.keys import ArtifactKind
 from emblema.kv.layout import LayerRows
 from emblema.link.prompt import ChunkPart, Part, RowState, TextPart
 from emblema.link.strategies.base import Strategy
-from emblema.models.table import KVTable
+from emblema.models.tables import KVTable
 from emblema.session.chat_template import TokenIds
 from emblema.session.decoding import Sampling
 from emblema.session.requests import LinkRequest, Prefill
 from emblema.session.session import DECODE_RESERVE, Session
 from emblema.session.turn_tokenizer import TurnTokenizer
-from emblema.store.keys import ArtifactKind
 from emblema.window.log import LogEntry
 from emblema.window.parts import PartMember, WindowPart, WrittenRows
 from emblema.window.staleness import find_stale, unseen

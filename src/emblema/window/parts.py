@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field, replace
 
-from emblema.kv.artifacts import artifact_finite
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.patch import Patch
 
@@ -82,7 +81,7 @@ class WrittenRows:
     @property
     def finite(self) -> bool:
         """Whether no number of the rows or of their repairs is NaN or infinite."""
-        repaired = all(artifact_finite(patch) for patch in self.repairs if patch is not None)
+        repaired = all(patch.finite for patch in self.repairs if patch is not None)
         return repaired and all(piece.finite for piece in self.pieces)
 
 

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from emblema.link.prompt import RowState
 from emblema.session.session import Session
-from emblema.store.keys import orbit_key
 from emblema.window.parts import WindowPart
-from emblema.window.staleness import Cascade, Staleness, find_stale
+from emblema.window.staleness import Cascade, find_stale
 from emblema.window.state import WindowState
 
 AUTO = "auto"
@@ -17,27 +16,23 @@ EXACT = ("full", "prefix")
 def question_sources(session: Session, state: WindowState, cascade: Cascade, strategy: str) -> dict[int, RowState]:
     """Return which rows each part takes for a question, by number.
 
-    Rows that the window wrote are taken, but for those that the cascade computes again, and those that an orbit patch
-    serves in the present order. The other parts are given to the strategy where the store has their canonical rows, so
-    that it may take a stored patch, and are computed in their place where it has not.
+    Rows that the window wrote are taken, but for those that the cascade computes again. The other parts are given to
+    the strategy where the store has their canonical rows, so that it may take a stored patch, and are computed in
+    their place where it has not.
     """
     if strategy in EXACT:
         return {part.number: RowState.MISSING for part in state.all_parts}
     stale = {staleness.number: staleness for staleness in find_stale(state.all_parts)}
-    before: list[str] = []
     sources: dict[int, RowState] = {}
     for part in state.all_parts:
         staleness = stale.get(part.number)
-        again = staleness is not None and (
-            cascade(staleness) or (strategy == AUTO and _has_orbits(session, part, staleness, before))
-        )
+        again = staleness is not None and cascade(staleness)
         if part.rows is not None and not again:
             sources[part.number] = RowState.WRITTEN
         elif part.sources and (strategy != AUTO or has_rows(session, part.sources)):
             sources[part.number] = RowState.CANONICAL
         else:
             sources[part.number] = RowState.MISSING
-        before += part.sources
     return sources
 
 
@@ -50,15 +45,6 @@ def find_broken(parts: Sequence[WindowPart], sources: Mapping[int, RowState]) ->
     """Return numbers of the parts whose written rows were taken, and hold numbers that are NaN or infinite."""
     taken = ((part.number, part.rows) for part in parts if sources[part.number] == RowState.WRITTEN)
     return {number for number, rows in taken if rows is not None and not rows.finite}
-
-
-def _has_orbits(session: Session, part: WindowPart, staleness: Staleness, before: Sequence[str]) -> bool:
-    """Return whether the store has orbit patches for a part whose antecedents are in another order."""
-    if not (part.sources and staleness.reordered and staleness.same_set and has_rows(session, part.sources)):
-        return False
-    model = session.adapter.fingerprint
-    keys = [orbit_key(model, source, (*before, *part.sources[:index])) for index, source in enumerate(part.sources)]
-    return all(session.store.find_patch(key) is not None for key in keys)
 
 
 def has_rows(session: Session, chunks: Sequence[str]) -> bool:

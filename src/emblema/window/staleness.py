@@ -31,11 +31,6 @@ class Staleness:
         """Whether anything differs."""
         return bool(self.added or self.passed or self.gone or self.rewritten or self.reordered)
 
-    @property
-    def same_set(self) -> bool:
-        """Whether the same parts are before it, perhaps in another order, as an orbit patch needs."""
-        return not (self.added or self.passed or self.gone)
-
 
 Cascade = Callable[[Staleness], bool]
 """Whether to compute a stale part's rows again."""
@@ -86,18 +81,26 @@ def measured_cascade(kinds: Mapping[int, Collection[str]], trusts: Callable[[str
 def find_stale(parts: Sequence[WindowPart]) -> tuple[Staleness, ...]:
     """Return what is stale, front to back; parts without rows are left out."""
     versions = {part.number: None if part.rows is None else part.rows.version for part in parts}
-    before: dict[int, None] = {}
+    before: dict[int, int | None] = {}
     found: list[Staleness] = []
     for part in parts:
         if part.rows is not None:
-            found.append(_compare(part.number, part.rows, before, versions))
+            found.append(compare_rows(part.number, part.rows, before, versions))
         before[part.number] = None
     return tuple(staleness for staleness in found if staleness.stale)
 
 
-def _compare(
-    number: int, rows: WrittenRows, before: Mapping[int, None], versions: Mapping[int, int | None]
+def compare_rows(
+    number: int, rows: WrittenRows, before: Mapping[int, int | None], versions: Mapping[int, int | None]
 ) -> Staleness:
+    """Return how the parts before a part differ from those its rows were written after.
+
+    Args:
+        number: the part's.
+        rows: the part's.
+        before: numbers of the parts before it, in order.
+        versions: of the rows of all parts in the window, by number; None for parts without rows.
+    """
     kept, passed, gone, rewritten = [], [], [], []
     for other, version in rows.preceding:
         if other in before:

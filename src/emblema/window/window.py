@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, get_args, overload
 from uuid import uuid4
 
 from emblema.errors import CapacityError, WindowError
-from emblema.link.policy.policy import Lane
+from emblema.link.lanes import Lane
 from emblema.link.prompt import RowState
 from emblema.link.strategies.base import Strategy, strategy_name
 from emblema.session.decoding import Sampling
@@ -25,7 +25,7 @@ from emblema.window.log import LogEntry, logged
 from emblema.window.necessity import NecessityCheck, RowsAfter, compare_answers, sources_without
 from emblema.window.part_reader import PartReader
 from emblema.window.parts import PartHandle, WindowPart
-from emblema.window.placement.problem import Placement
+from emblema.window.placement import Placement
 from emblema.window.repair import RepairRank, repair_parts
 from emblema.window.row_sources import AUTO, EXACT, clean_sources, find_broken, question_sources
 from emblema.window.staleness import Cascade, Staleness, find_dependents, find_stale, find_uncomputed, measured_cascade
@@ -231,8 +231,8 @@ class Window:
 
         Parts of media move, each with the texts right before it; pinned parts at the front and texts at the end stay
         where they are. Rows that are valid in their new place are kept, stored patches are used, and all else is
-        computed with the next question. Costs are seconds once enough was measured on this machine, else rows. Exact
-        for few parts; see `solve_placement`.
+        computed with the next question. Costs are rows to compute; see
+        `solve_placement`.
 
         Args:
             wanted: parts that have to be there; those that have left are recalled.
@@ -444,6 +444,7 @@ class Window:
         with self._operation("ask") as entry:
             began, sampling = time.perf_counter(), Sampling.of(**knobs)
             prefill = self._prefill(WindowQuestion(text, strategy, sampling), keep, entry)
+            prefill = replace(prefill, remark=self._session.remark_on([text]))
             for piece in self._session.decode(prefill, sampling, began):
                 done = piece.reply is not None
                 entry.rows_decoded = entry.rows_decoded + 1 if piece.reply is None else len(piece.reply.token_ids)

@@ -19,15 +19,15 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from emblema.store import files
-from emblema.store.disk import folder, index
+from emblema.store import catalogue, files
+from emblema.store.disk import folder
 
 CHANGING = ("open", "ftruncate", "pwrite", "fsync", "utime", "mkdir", "rename", "replace", "unlink", "rmdir", "chmod")
 LOOKING = ("scandir", "listdir", "pread", "fstat", "lstat")
 
 
 class FailingCalls:
-    """The n-th call that reaches a file or the index fails.
+    """The n-th call that reaches a file or the catalogue fails.
 
     Attributes:
         threads: whose calls count, the thread that made this alone; None for all.
@@ -35,7 +35,7 @@ class FailingCalls:
     Args:
         number: the call that fails, from 1; 0 fails none and counts.
         lasting: whether all calls after it fail too.
-        code: of the error; the index's is the one sqlite gives in this case.
+        code: of the error; the catalogue's is the one sqlite gives in this case.
         reading: whether calls that only look count.
     """
 
@@ -87,8 +87,8 @@ class FailingCalls:
                     layer.refuse_statement(statement)
                 return sqlite3.Connection.executemany(own, statement, *given)
 
-            patch.setattr(index.Connection, "execute", execute)
-            patch.setattr(index.Connection, "executemany", executemany, raising=False)
+            patch.setattr(catalogue.Connection, "execute", execute)
+            patch.setattr(catalogue.Connection, "executemany", executemany, raising=False)
             yield self
 
     def _watched(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,13 +107,13 @@ class FailingCalls:
         return call
 
 
-_EXECUTE = index.Connection.execute
+_EXECUTE = catalogue.Connection.execute
 
 
 class FullDisk(FailingCalls):
     """A disk of so many bytes for the store's files: what would go beyond is refused as on a full disk.
 
-    The index's file is sqlite's own and not counted.
+    The catalogue's file is sqlite's own and not counted.
 
     Args:
         root: folder of the files.
@@ -133,10 +133,10 @@ class FullDisk(FailingCalls):
         return full
 
     def held(self) -> int:
-        """Return the bytes of the files, without those of the index."""
+        """Return the bytes of the files, without those of the catalogue."""
         held = 0
         for place, _, names in os.walk(self.root):
-            held += sum(os.stat(os.path.join(place, name)).st_size for name in names if "index.sqlite" not in name)
+            held += sum(os.stat(os.path.join(place, name)).st_size for name in names if "catalogue.sqlite" not in name)
         return held
 
 
@@ -276,7 +276,8 @@ class Recorder:
         return base / os.fsdecode(path)
 
     def _inside(self, path: Path) -> bool:
-        return path == self.root or self.root in path.parents
+        # A catalogue's file is sqlite's own.
+        return ".sqlite" not in path.name and (path == self.root or self.root in path.parents)
 
     def _entry(self, path: Path, inode: int | None, folder: bool = False) -> None:
         if self._inside(path):

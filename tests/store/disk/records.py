@@ -68,6 +68,12 @@ def piece_path(folder: Path, id: str) -> Path:
     return folder / "pieces" / id[:2] / f"{id}.safetensors"
 
 
+def remove_catalogue(folder: Path) -> None:
+    """Delete a folder's catalogue, which nobody may have open."""
+    for path in folder.glob("catalogue.sqlite*"):
+        path.unlink()
+
+
 def temporary_files(folder: Path) -> list[str]:
     return os.listdir(folder / "temporary")
 

@@ -19,13 +19,13 @@ from tests.store.disk.records import ALICE, BOB, check, id_of, piece_files, piec
 
 CAPACITY = 10**9
 TARGETS = (
-    "chunk", "patch", "index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "FORMAT", "lock", "pinned", "stray",
+    "chunk", "patch", "catalogue.sqlite", "catalogue.sqlite-wal", "catalogue.sqlite-shm", "FORMAT", "lock", "stray",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Template:
-    """A store's folder as a killed process leaves it: with a log that has not been brought into the index."""
+    """A store's folder as a killed process leaves it: with a log that has not been brought into the catalogue."""
 
     folder: Path
     records: dict[str, Record]
@@ -49,7 +49,7 @@ def template() -> Iterator[Template]:
         tier.write(each, Terms(priority=2, pinned=True))
     shutil.copytree(home / "open", home / "template", copy_function=shutil.copy2)
     tier.close()
-    assert (home / "template" / "index.sqlite-wal").stat().st_size > 0
+    assert (home / "template" / "catalogue.sqlite-wal").stat().st_size > 0
     yield Template(home / "template", {r.header.id: r for r in [*chunks, *patches]}, (id_of("gone"),))
     shutil.rmtree(home)
 
@@ -59,7 +59,7 @@ def _cases(count: int, seed: int) -> Iterator[tuple[str, str, bool, random.Rando
     for _ in range(count):
         kind = chance.choice(TARGETS)
         # A process whose mapped log index is cut dies by a signal, in every program that uses sqlite.
-        live = chance.random() < 0.4 and kind not in ("index.sqlite-shm", "FORMAT")
+        live = chance.random() < 0.4 and kind not in ("catalogue.sqlite-shm", "FORMAT")
         yield kind, chance.choice([*CONTENTS] * 3 + [*KINDS]), live, random.Random(chance.randrange(2**63))
 
 
@@ -100,7 +100,12 @@ def _one(folder: Path, template: Template, kind: str, damage: str, live: bool, c
     if missing:
         said, counts = tier.report, tier.statistics
         noticed = (
-            len(said.skipped) + said.lost + counts.quarantined + counts.lost + counts.failed_reads + counts.rebuilt
+            len(said.skipped)
+            + said.lost
+            + counts["quarantined"]
+            + counts["lost"]
+            + counts["failed_reads"]
+            + counts["rebuilt"]
         )
         assert noticed > 0, "a record went and nothing was counted"
         assert kind in ("chunk", "patch") or live, f"{len(missing)} records went with a file that is not theirs"
@@ -118,11 +123,11 @@ def _one(folder: Path, template: Template, kind: str, damage: str, live: bool, c
 
 
 def _settle(folder: Path) -> None:
-    """Let the index know the copied files as they are now, and leave its log as a killed process does."""
+    """Let the catalogue know the copied files as they are now, and leave its log as a killed process does."""
     tier = DiskTier(folder, CAPACITY)
-    index = {path: path.read_bytes() for path in folder.glob("index.sqlite*")}
+    kept = {path: path.read_bytes() for path in folder.glob("catalogue.sqlite*")}
     tier.close()
-    for path, data in index.items():
+    for path, data in kept.items():
         path.write_bytes(data)
 
 
@@ -164,9 +169,6 @@ def _harm(folder: Path, template: Template, kind: str, damage: str, chance: rand
     if kind == "stray":
         _stray(folder, chance)
         return
-    if kind == "pinned":
-        _harm_pins(folder / kind, damage, chance)
-        return
     if kind in ("chunk", "patch"):
         ids = [id for id, each in template.records.items() if each.header.kind == kind]
         path = piece_path(folder, chance.choice(ids))
@@ -184,25 +186,14 @@ def _harm(folder: Path, template: Template, kind: str, damage: str, chance: rand
         {**CONTENTS, **KINDS}[damage](path, chance)
 
 
-def _harm_pins(pinned: Path, damage: str, chance: random.Random) -> None:
-    """One pin, or the folder of all of them."""
-    path = chance.choice([pinned, *sorted(pinned.iterdir())])
-    if path != pinned:
-        {**CONTENTS, **KINDS}[damage](path, chance)
-        return
-    shutil.rmtree(pinned)
-    pinned.write_bytes(chance.randbytes(chance.randint(1, 5000)))
-    KINDS.get(damage, CONTENTS["flip"])(pinned, chance)
-
-
 def _stray(folder: Path, chance: random.Random) -> None:
     """A file, folder or link that is none of the store's, at places where the store looks."""
     shard = next((folder / "pieces").iterdir())
     places = [
         folder / "notes.txt", folder / "pieces" / "notes.txt", shard / "notes.txt", shard / f"{'A' * 64}.safetensors",
         shard / f"{'zz' + 'f' * 62}.safetensors", folder / "pieces" / "not hexadecimal",
-        folder / "pinned" / "notes.txt", folder / "temporary" / "left", folder / "quarantine" / "other",
-        shard / f"{shard.name}{'0' * 62}.safetensors", folder / "index.sqlite-journal",
+        folder / "temporary" / "left", folder / "quarantine" / "other",
+        shard / f"{shard.name}{'0' * 62}.safetensors", folder / "catalogue.sqlite-journal",
     ]  # fmt: skip
     place = chance.choice(places)
     kinds = ["file", "empty", "pipe", "link"] + ([] if place.parent.name == "temporary" else ["folder"])

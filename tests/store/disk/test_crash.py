@@ -8,7 +8,7 @@ import pytest
 from tests.store.disk.crash import run
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_twenty_kills(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")

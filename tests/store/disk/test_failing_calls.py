@@ -1,4 +1,4 @@
-"""Every call by which the store reaches its files and its index fails once, and from then on: no piece that was
+"""Every call by which the store reaches its files and its catalogue fails once, and from then on: no piece that was
 acknowledged is lost, nothing wrong is served, and the store works again when the disk does."""
 
 import errno
@@ -11,11 +11,8 @@ from itertools import accumulate, count
 from pathlib import Path
 
 import pytest
-import torch
 
 from emblema.errors import EmblemaError, LoadError, StoreError
-from emblema.kv.pairs import PairBasis
-from emblema.session.pair_bases import KeptBasis, PairBases
 from emblema.store import Store
 from emblema.store.disk import DiskTier
 from emblema.store.files import make_folder, write_whole
@@ -60,9 +57,9 @@ CHANGES: dict[str, Change] = {
     "evict": Change(lambda tier: tier.evict(ALICE, 1), {each: {None, 0} for each in ("a", "b", "patch")}),
     "collect": Change(_collect, {"ending": {None, 0}}),
     "verify": Change(lambda tier: tier.verify(), {}),
-    "scan": Change(lambda tier: tier.files.scan(), {}),
-    "checkpoint": Change(lambda tier: tier.files.checkpoint(), {}),
-    "close": Change(lambda tier: tier.close(), {}),
+    "scan": Change(lambda tier: tier.scan(), {}),
+    "checkpoint": Change(lambda tier: tier.catalogue.checkpoint(), {}),
+    "close": Change(lambda tier: (tier.touch([id_of("a")]), tier.close()), {}),
 }
 
 
@@ -287,28 +284,6 @@ def test_any_call_of_a_flush_fails(tmp_path: Path, lasting: bool) -> None:
     assert number > 10
 
 
-@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
-def test_any_call_of_keeping_pairs_fails(tmp_path: Path, lasting: bool) -> None:
-    """The basis of pairs is the earlier one, the new one or none; it is never another."""
-    first, second = (KeptBasis(PairBasis(torch.full((2, 3), float(made))), made) for made in (1, 2))
-    number, failed = 0, True
-    while failed:
-        number += 1
-        bases = PairBases(tmp_path / str(number) / "pairs")
-        bases.save(ALICE, "model", first)
-        failing = FailingCalls(number, lasting=lasting)
-        with failing():
-            bases.save(ALICE, "model", second)
-        failed = bool(failing.failed)
-        found = bases.load(ALICE, "model", 3)
-        assert found is not None and found.made in ((1, 2) if failed else (2,))
-        assert torch.equal(found.basis.directions, (first, second)[found.made - 1].basis.directions)
-        # What was begun is not left, unless the disk refused to delete it.
-        left = [path for path in (tmp_path / str(number) / "pairs").iterdir() if path.suffix == ".temporary"]
-        assert lasting or not left
-    assert number > 5
-
-
 @pytest.mark.parametrize("earlier", [b"earlier", None])
 def test_any_call_of_writing_a_file_whole_fails(tmp_path: Path, earlier: bytes | None) -> None:
     number, failed = 0, True
@@ -328,13 +303,13 @@ def test_any_call_of_writing_a_file_whole_fails(tmp_path: Path, earlier: bytes |
 
 
 @pytest.mark.slow
-def test_an_index_that_is_lost_is_made_again_with_any_call_failing(begun: Path, tmp_path: Path) -> None:
+def test_a_catalogue_that_is_lost_is_made_again_with_any_call_failing(begun: Path, tmp_path: Path) -> None:
     """The tier may be one that is only read afterwards; opened again, it has everything."""
     for number in _numbers(all=False):
         folder = tmp_path / str(number)
         shutil.copytree(begun, folder, copy_function=shutil.copy2)
         tier = _opened(folder)
-        (folder / "index.sqlite").unlink()
+        (folder / "catalogue.sqlite").unlink()
         failing = FailingCalls(number)
         with failing(), suppress(StoreError, LoadError):
             tier.entry(id_of("a"))

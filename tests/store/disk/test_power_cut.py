@@ -1,15 +1,18 @@
 """A power cut after any change of a file: nothing acknowledged is lost, nothing that was deleted comes back, and what
-is served is what was written, whatever is left of the index."""
+is served is what was written, with the catalogue as it was last committed or with none."""
 
 import os
 import random
 import sqlite3
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from emblema.store.catalogue import Connection
 from emblema.store.disk import DiskTier
 from emblema.store.record import Terms
 from tests.store.disk import writer
@@ -18,20 +21,50 @@ from tests.store.disk.filelayer import PowerCut, Recorder
 from tests.store.disk.records import ALICE, Clock, id_of, piece_path, put, record
 from tests.store.disk.writer import Writer
 
-INDEX_LOST = ("missing", "empty", "garbage", "earlier", "latest")
+LEFT = ("missing", "empty", "garbage", "committed", "committed", "committed")
+"""What is left of the catalogue: sqlite promises the last commit, and a disk promises nothing."""
+
+
+class Commits:
+    """The catalogue as each commit left it, and after how many changes of files that was."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.states: list[tuple[int, bytes]] = []
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Record until the block ends."""
+        execute = Connection.execute
+
+        def noted(own: Connection, statement: str, *given: Any) -> sqlite3.Cursor:
+            done = execute(own, statement, *given)
+            if statement == "COMMIT":
+                self.states.append((len(self.recorder.changes), own.serialize()))
+            return done
+
+        with pytest.MonkeyPatch.context() as patch, self.recorder():
+            patch.setattr(Connection, "execute", noted)
+            yield
+
+    def leave(self, folder: Path, changes: int) -> None:
+        """Write the catalogue into a folder as it was after so many changes."""
+        before = [data for at, data in self.states if at <= changes]
+        if before and folder.exists():
+            (folder / "catalogue.sqlite").write_bytes(before[-1])
 
 
 class Written:
-    """What a writer did to a store, each line of it and each state of the index at the change that it followed."""
+    """What a writer did to a store, and each line that it said at the change that it followed."""
 
     def __init__(self, folder: Path, seed: int, operations: int, capacity: int) -> None:
         self.root = folder / "disk" / "store"
         (folder / "kept").mkdir()
         self.root.parent.mkdir()
         self.recorder = Recorder(self.root, folder / "kept")
+        self.commits = Commits(self.recorder)
         self.lines: list[tuple[int, dict[str, Any]]] = []
-        self.indexes: list[tuple[int, bytes]] = []
-        with pytest.MonkeyPatch.context() as patch, self.recorder():
+        with pytest.MonkeyPatch.context() as patch, self.commits():
             patch.setattr(writer, "_say", self._say)
             self._say({"do": "open"})
             self.tier = DiskTier(self.root, capacity)
@@ -41,58 +74,45 @@ class Written:
 
     def _say(self, line: dict[str, Any]) -> None:
         self.lines.append((len(self.recorder.changes), line))
-        if "done" in line:
-            self.indexes.append((len(self.recorder.changes), _copied(self.root / "index.sqlite")))
 
     def said(self, changes: int) -> list[dict[str, Any]]:
         """What had been said when so many changes were made."""
         return [line for at, line in self.lines if at <= changes]
 
 
-def _copied(path: Path) -> bytes:
-    with sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True) as connection:
-        data = connection.serialize()
-    connection.close()
-    return data
-
-
-def _leave_index(folder: Path, kind: str, before: list[bytes], chance: random.Random) -> None:
-    path = folder / "index.sqlite"
-    match kind:
-        case "empty":
-            path.touch()
-        case "garbage":
-            path.write_bytes(chance.randbytes(9000))
-        case "earlier" if before:
-            path.write_bytes(chance.choice(before))
-        case "latest" if before:
-            path.write_bytes(before[-1])
-
-
 def _cut_everywhere(folder: Path, seed: int, operations: int, capacity: int, most: int) -> Counter[str]:
-    """Cut the power after every change, or after `most` of them; return how often the index was left in which state."""
+    """Cut the power after every change, or after `most` of them; return how often what was left of the catalogue."""
     written, chance = Written(folder, seed, operations, capacity), random.Random(seed)
     cuts, found = PowerCut(written.recorder), Counter[str]()
     numbers = range(1, len(written.recorder.changes) + 1)
     for number in numbers if len(numbers) <= most else sorted(chance.sample(numbers, most)):
-        left, kind = folder / "left", chance.choice(INDEX_LOST)
+        left, kind = folder / "left", chance.choice(LEFT)
         lost = chance.choice([0.0, 0.3, 0.7, 1.0])
         cuts.leave(left, number, chance, lost)
         if not left.exists():
             left.mkdir()
-        _leave_index(left, kind, [data for at, data in written.indexes if at <= number], chance)
+        match kind:
+            case "empty":
+                (left / "catalogue.sqlite").touch()
+            case "garbage":
+                (left / "catalogue.sqlite").write_bytes(chance.randbytes(9000))
+            case "committed":
+                written.commits.leave(left, number)
         said = written.said(number)
         known: dict[str, Piece] = {}
         evicted: dict[str, list[Piece]] = {}
         pending = replay(said, known, Report(seed), evicted)
+        for piece in [*known.values(), *(each for several in evicted.values() for each in several)]:
+            # The files do not say what is pinned.
+            piece.pinned &= kind == "committed"
         try:
             check_store(left, known, [pending], Report(seed), evicted)
         except Exception as error:
             raise AssertionError(
-                f"seed {seed}, cut after change {number}, {lost} lost, index {kind}: {error}"
+                f"seed {seed}, cut after change {number}, {lost} lost, catalogue {kind}: {error}"
             ) from error
         found[kind] += 1
-    assert set(found) == set(INDEX_LOST)
+    assert set(found) == set(LEFT)
     return found
 
 
@@ -118,7 +138,8 @@ def test_a_pinned_patch_whose_deletion_was_not_durable_is_still_pinned(tmp_path:
     (tmp_path / "kept").mkdir()
     recorder = Recorder(tmp_path / "disk" / "store", tmp_path / "kept")
     recorder.root.parent.mkdir()
-    with recorder():
+    commits = Commits(recorder)
+    with commits():
         tier = DiskTier(recorder.root, LARGE)
         put(tier, "a")
         tier.write(record("patch", chunks=[id_of("a")]), Terms(pinned=True))
@@ -129,6 +150,7 @@ def test_a_pinned_patch_whose_deletion_was_not_durable_is_still_pinned(tmp_path:
     for number in range(begun, len(recorder.changes) + 1):
         for seed in range(20):
             cuts.leave(tmp_path / "left", number, random.Random(seed), 0.5)
+            commits.leave(tmp_path / "left", number)
             again = DiskTier(tmp_path / "left", LARGE)
             entry = again.entry(id_of("patch"))
             assert entry is None or entry.terms.pinned, f"after change {number}, seed {seed}"
@@ -191,4 +213,4 @@ def test_a_folder_that_was_just_made_is_there_after_a_power_cut(tmp_path: Path) 
     written = Written(tmp_path, 1, 3, LARGE)
     acknowledged = next(at for at, line in written.lines if "done" in line and at)
     PowerCut(written.recorder).leave(tmp_path / "left", acknowledged, random.Random(1), lost=1.0)
-    assert {"pieces", "pinned", "temporary", "quarantine", "FORMAT"} <= set(os.listdir(tmp_path / "left"))
+    assert {"pieces", "temporary", "quarantine", "FORMAT"} <= set(os.listdir(tmp_path / "left"))

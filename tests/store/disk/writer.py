@@ -1,7 +1,7 @@
 """A process that writes to a store until it is killed, saying what it is about to do and what it has done.
 
 Every operation is a line of JSON on standard output before it begins, and one more once the tier has returned. Without
-`--die-at` somebody else kills it; with it, it kills itself right before its n-th change to a file or to the index.
+`--die-at` somebody else kills it; with it, it kills itself right before its n-th change to a file or to the catalogue.
 """
 
 import argparse
@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from emblema.store.disk import DiskTier, index
+from emblema.store import catalogue
+from emblema.store.disk import DiskTier
 from emblema.store.record import Terms
 from tests.store.disk.records import ALICE, BOB, piece_files, record
 
@@ -40,7 +41,7 @@ def main() -> None:
     before = piece_files(options.folder)
     tier = DiskTier(options.folder, options.capacity)
     # A budget that is smaller than last time's is kept from the start.
-    evicted = before.keys() - {entry.id for entry in tier.entries()} if tier.statistics.evicted else set()
+    evicted = before.keys() - {entry.id for entry in tier.entries()} if tier.statistics["evicted"] else set()
     _say({"done": True, "evicted": sorted(evicted)})
     Writer(tier, random.Random(options.seed), f"{options.name} {options.seed}").run(options.operations)
     tier.close()
@@ -108,11 +109,11 @@ class Writer:
 
     def _do(self, intent: dict[str, Any], act: Callable[[], object]) -> None:
         _say(intent)
-        before = self.tier.statistics.evicted
+        before = self.tier.statistics["evicted"]
         ids = {entry.id for entry in self.tier.entries()}
         act()
         evicted: list[str] = []
-        if self.tier.statistics.evicted > before:
+        if self.tier.statistics["evicted"] > before:
             evicted = sorted(ids - {entry.id for entry in self.tier.entries()} - {intent.get("id")})
         _say({"done": True, "evicted": evicted})
 
@@ -133,7 +134,7 @@ def _say(line: dict[str, Any]) -> None:
 
 
 def _die_at(calls: int) -> None:
-    """Kill this process right before its n-th change to a file or a statement to the index, saying which it is."""
+    """Kill this process right before its n-th change to a file or a statement to the catalogue, saying which it is."""
     left = [calls]
 
     def tick(name: str) -> None:
@@ -154,13 +155,13 @@ def _die_at(calls: int) -> None:
     for name in CALLS:
         dying(name)
 
-    class Connection(index.Connection):
+    class Connection(catalogue.Connection):
         def execute(self, statement: str, *given: Any) -> sqlite3.Cursor:  # type: ignore[override]
             if not statement.startswith(("SELECT", "PRAGMA")):
                 tick(statement.split()[0].lower())
             return super().execute(statement, *given)
 
-    index.Connection = Connection  # type: ignore[misc]
+    catalogue.Connection = Connection  # type: ignore[misc]
 
 
 if __name__ == "__main__":

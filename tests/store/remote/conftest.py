@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from emblema.store.remote import CallPolicy, RedisTier, S3Tier
+from emblema.store.remote import BucketTier, CallPolicy, RedisTier
 from tests.store.remote.servers import FaultyProxy, RedisServer, s3_server
 
 # For servers that fail on purpose; whatever is asked of a sound one has the default's time.
@@ -22,7 +22,7 @@ QUICK = CallPolicy(
 SECRET = "wJalrXUtnFEMIsecret"
 _numbers = itertools.count()
 
-Make = Callable[..., RedisTier | S3Tier]
+Make = Callable[..., RedisTier | BucketTier]
 
 
 @pytest.fixture(scope="session")
@@ -53,18 +53,22 @@ def make_redis(port: int, prefix: str, **options: object) -> RedisTier:
     return RedisTier(f"redis://127.0.0.1:{port}/0", prefix, **options)
 
 
-def make_s3(port: int, prefix: str, **options: object) -> S3Tier:
+def make_s3(port: int, prefix: str, **options: object) -> BucketTier:
     named = {"endpoint": f"http://127.0.0.1:{port}", "access_key_id": "tester", "region": "us-east-1"}
     options = {"part_bytes": 4096, "options": named | {"secret_access_key": SECRET}, **options}
-    return S3Tier("s3://emblema-test", prefix, **options)
+    return BucketTier("s3://emblema-test", prefix, **options)
 
 
-@pytest.fixture(params=["redis", "s3"])
-def server(request: pytest.FixtureRequest) -> tuple[Callable[..., RedisTier | S3Tier], int]:
+SERVERS: dict[str, Callable[[pytest.FixtureRequest], tuple[Make, int]]] = {
+    "redis": lambda request: (make_redis, request.getfixturevalue("redis_server").port),
+    "s3": lambda request: (make_s3, int(request.getfixturevalue("s3_endpoint").rpartition(":")[2])),
+}
+
+
+@pytest.fixture(params=SERVERS)
+def server(request: pytest.FixtureRequest) -> tuple[Make, int]:
     """How to make a tier, and the port of its server."""
-    if request.param == "redis":
-        return make_redis, request.getfixturevalue("redis_server").port
-    return make_s3, int(request.getfixturevalue("s3_endpoint").rpartition(":")[2])
+    return SERVERS[request.param](request)
 
 
 @pytest.fixture
@@ -75,7 +79,7 @@ def make(server: tuple[Make, int], prefix: str) -> Make:
 
 
 @pytest.fixture
-def tier(make: Make) -> Iterator[RedisTier | S3Tier]:
+def tier(make: Make) -> Iterator[RedisTier | BucketTier]:
     made = make()
     yield made
     made.close()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy
 
 from emblema.store.record import Array, Record, RecordHeader, RecordReader
+from emblema.store.remote.tier import Found, ServerTier
 
 
 def digest(name: str) -> str:
@@ -41,6 +42,26 @@ def record(
         meta={"name": name},
     )
     return Record(header, arrays)
+
+
+class Counted:
+    """What a tier asks of its server from now on."""
+
+    def __init__(self, tier: ServerTier) -> None:
+        self.puts = self.bytes_read = 0
+        server = tier._server
+        get, put = server.get, server.put
+
+        def counted_get(key: str, start: int, stop: int) -> Found | None:
+            found = get(key, start, stop)
+            self.bytes_read += 0 if found is None else len(found.data)
+            return found
+
+        def counted_put(*given: object) -> None:
+            self.puts += 1
+            put(*given)
+
+        server.get, server.put = counted_get, counted_put
 
 
 def same(reader: RecordReader | None, expected: Record) -> bool:

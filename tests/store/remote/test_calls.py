@@ -1,4 +1,4 @@
-"""The breaker, the tries and the parts by themselves, on a clock of their own."""
+"""The breaker, the calls and the ranges by themselves, on a clock of their own."""
 
 import random
 import threading
@@ -9,22 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from emblema.errors import LoadError, StoreError
-from emblema.store.remote.calls import Breaker, Caller, CallPolicy, RestingError, UnansweredError
-from emblema.store.remote.options import FAR, Expiry
-from emblema.store.remote.parts import PartedSource, split
+from emblema.store.remote.calls import Breaker, Caller, CallError, CallPolicy, RestingError
+from emblema.store.remote.ranges import RangeReader
 
 
 class Clock:
     def __init__(self) -> None:
         self.now = 0.0
-        self.pauses: list[float] = []
 
     def __call__(self) -> float:
         return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self.now += seconds
 
 
 def caller(clock: Clock, policy: CallPolicy) -> Caller:
@@ -34,8 +28,7 @@ def caller(clock: Clock, policy: CallPolicy) -> Caller:
         (OSError,),
         lambda error: not isinstance(error, PermissionError),
         lambda text: text.replace("secret", "***"),
-        clock=clock,
-        sleep=clock.sleep,
+        clock,
     )
 
 
@@ -45,16 +38,10 @@ class BreakerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.breaker = Breaker(3, 10.0, clock=self.clock)
+        self.breaker = Breaker(3, 10.0, self.clock)
         self.in_a_row = 0
-        self.opened_at: float | None = None
+        self.rests_since = 0.0
         self.under_way = 0
-
-    @property
-    def expected(self) -> str:
-        if self.opened_at is None:
-            return "closed"
-        return "half-open" if self.clock.now - self.opened_at >= 10.0 else "open"
 
     @rule(seconds=st.sampled_from([0.5, 4.0, 10.0]))
     def wait(self, seconds: float) -> None:
@@ -63,81 +50,50 @@ class BreakerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.under_way == 0)
     @rule()
     def enter(self) -> None:
-        assert self.breaker.enter() == (self.expected != "open")
-        self.under_way = int(self.expected != "open")
-        if self.expected == "half-open":
+        open_ = self.in_a_row >= 3
+        may = not open_ or self.clock.now - self.rests_since >= 10.0
+        assert self.breaker.enter() == may
+        self.under_way = int(may)
+        if open_ and may:
+            self.rests_since = self.clock.now
             assert not self.breaker.enter()
 
     @precondition(lambda self: self.under_way == 1)
-    @rule(how=st.sampled_from(["succeeded", "failed", "abandoned"]))
+    @rule(how=st.sampled_from(["succeeded", "failed"]))
     def leave(self, how: str) -> None:
-        before = self.expected
         getattr(self.breaker, how)()
         self.under_way = 0
-        if how == "succeeded":
-            self.in_a_row, self.opened_at = 0, None
+        self.in_a_row = 0 if how == "succeeded" else self.in_a_row + 1
         if how == "failed":
-            self.in_a_row += 1
-            if before == "half-open" or (before == "closed" and self.in_a_row >= 3):
-                self.opened_at = self.clock.now
+            self.rests_since = self.clock.now
 
     @invariant()
     def agrees(self) -> None:
-        assert self.breaker.state == self.expected
+        assert self.breaker.closed == (self.in_a_row < 3)
 
 
 TestBreaker = BreakerMachine.TestCase
 
 
-def test_tries_pause_longer_and_never_together() -> None:
-    policy = CallPolicy(retries=6, pause_seconds=0.1, longest_pause_seconds=1.0, total_seconds=60, failures=100)
-    longest = [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
-    drawn = []
-    for _ in range(20):
-        clock = Clock()
-        tries = caller(clock, policy)
-        with pytest.raises(UnansweredError, match="7 tries"):
-            tries.call(lambda: (_ for _ in ()).throw(OSError("gone")))
-        assert all(0 <= pause <= most for pause, most in zip(clock.pauses, longest, strict=True))
-        assert tries.statistics.retries == 6
-        assert tries.statistics.failures == 1
-        drawn.append(tuple(clock.pauses))
-    assert len(set(drawn)) == 20
-
-
-def test_no_try_begins_after_the_total() -> None:
-    clock = Clock()
-    tries = caller(clock, CallPolicy(retries=100, total_seconds=6, failures=1000))
-
-    def slow() -> None:
-        clock.now += 5
-        raise TimeoutError("slow")
-
-    with pytest.raises(UnansweredError):
-        tries.call(slow)
-    assert clock.now < 12
-
-
-def test_an_answer_of_no_is_not_tried_again() -> None:
+def test_an_answer_of_no_is_no_outage() -> None:
     tries = caller(Clock(), CallPolicy(failures=1))
     for _ in range(5):
-        with pytest.raises(PermissionError):
+        with pytest.raises(CallError, match="refused"):
             tries.call(lambda: (_ for _ in ()).throw(PermissionError("no")))
-    assert tries.breaker.state == "closed"
-    assert tries.statistics.failures == tries.statistics.retries == 0
+    assert tries.breaker.closed
 
 
 def test_a_fault_of_our_own_is_no_outage() -> None:
     tries = caller(Clock(), CallPolicy(failures=1))
     with pytest.raises(ZeroDivisionError):
         tries.call(lambda: 1 // 0)
-    assert tries.breaker.state == "closed"
+    assert tries.breaker.closed
     assert tries.call(lambda: 5) == 5
 
 
 def test_an_open_breaker_asks_nobody_and_one_try_closes_it() -> None:
     clock = Clock()
-    tries = caller(clock, CallPolicy(retries=0, failures=2, rest_seconds=5))
+    tries = caller(clock, CallPolicy(failures=2, rest_seconds=5))
     asked = []
 
     def fail() -> None:
@@ -145,26 +101,25 @@ def test_an_open_breaker_asks_nobody_and_one_try_closes_it() -> None:
         raise OSError("a secret place")
 
     for _ in range(2):
-        with pytest.raises(UnansweredError, match=r"a \*\*\* place"):
+        with pytest.raises(CallError, match=r"a \*\*\* place"):
             tries.call(fail)
     for _ in range(10):
         with pytest.raises(RestingError):
             tries.call(fail)
     assert len(asked) == 2
     clock.now += 5
-    with pytest.raises(UnansweredError):
+    with pytest.raises(CallError, match="does not answer"):
         tries.call(fail)
     with pytest.raises(RestingError):
         tries.call(fail)
     clock.now += 5
     assert tries.call(lambda: "here") == "here"
-    assert tries.statistics.opened == 2
-    assert tries.statistics.breaker == "closed"
+    assert tries.breaker.closed
 
 
 def test_only_one_of_many_threads_tries_a_server_that_failed() -> None:
     clock = Clock()
-    breaker = Breaker(1, 1.0, clock=clock)
+    breaker = Breaker(1, 1.0, clock)
     assert breaker.enter()
     breaker.failed()
     clock.now = 1.0
@@ -183,65 +138,59 @@ def test_only_one_of_many_threads_tries_a_server_that_failed() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"reply_seconds": 0}, {"connect_seconds": -1}, {"retries": -1}, {"pause_seconds": -0.1}]
+    "wrong", [{"reply_seconds": 0}, {"connect_seconds": -1}, {"retries": -1}, {"pause_seconds": -0.1}, {"failures": 0}]
 )
 def test_policies_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(StoreError):
         CallPolicy(**wrong)
-    with pytest.raises(StoreError):
-        Breaker(0)
 
 
-@given(st.lists(st.binary(max_size=40), max_size=12), st.integers(1, 50))
-def test_parts_are_the_same_bytes(buffers: list[bytes], part_bytes: int) -> None:
-    parts = [bytes(part) for part in split(buffers, part_bytes)]
-    assert b"".join(parts) == b"".join(buffers)
-    assert all(len(part) == part_bytes for part in parts[:-1])
-    assert all(0 < len(part) <= part_bytes for part in parts[-1:])
+@given(st.binary(min_size=1, max_size=300), st.integers(1, 40), st.integers(0, 2**32))
+def test_any_range_of_a_value_is_what_was_written(data: bytes, part_bytes: int, seed: int) -> None:
+    fetched = []
 
+    def fetch(start: int, stop: int) -> memoryview:
+        fetched.append(stop - start)
+        return memoryview(data)[start:stop]
 
-@given(st.binary(min_size=1, max_size=300), st.integers(1, 40), st.integers(1, 5), st.integers(0, 2**32))
-def test_any_range_of_a_source_is_what_was_written(data: bytes, part_bytes: int, group: int, seed: int) -> None:
-    parts = list(split([data], part_bytes))
-    source = PartedSource("id", len(data), part_bytes, lambda at, count: parts[at : at + count], parts[0], group)
+    reader = RangeReader("id", len(data), fetch, memoryview(data)[:part_bytes], part_bytes)
     numbers = random.Random(seed)
     for _ in range(20):
         start = numbers.randrange(len(data) + 1)
         stop = numbers.randrange(start, len(data) + 1)
         target = bytearray(stop - start)
-        source.read_into(start, memoryview(target))
+        reader.read_into(start, memoryview(target))
         assert target == data[start:stop]
+    assert max(fetched, default=0) <= 4 * part_bytes
 
 
-def test_reading_forward_fetches_every_part_once() -> None:
-    data, fetched = bytes(range(250)), []
-    parts = list(split([data], 10))
+def test_reading_forward_fetches_every_byte_once() -> None:
+    data, fetched = memoryview(bytes(range(250))), []
 
-    def fetch(at: int, count: int) -> list[object]:
-        fetched.extend(range(at, at + count))
-        return parts[at : at + count]
+    def fetch(start: int, stop: int) -> memoryview:
+        fetched.append((start, stop))
+        return data[start:stop]
 
-    source = PartedSource("id", len(data), 10, fetch, parts[0], 4)
+    reader = RangeReader("id", len(data), fetch, data[:10], 10)
     for start in range(0, 250, 7):
-        source.read_into(start, memoryview(bytearray(min(7, 250 - start))))
-    assert fetched == list(range(1, 25))
+        reader.read_into(start, memoryview(bytearray(min(7, 250 - start))))
+    assert fetched == [(10, 30), (30, 70), (70, 110), (110, 150), (150, 190), (190, 230), (230, 250)]
 
 
-@pytest.mark.parametrize("answer", [[], [b"x" * 9], [b"x" * 11], [b""], [b"x" * 10] * 3])
-def test_parts_of_another_length_or_number_are_refused(answer: list[bytes]) -> None:
-    source = PartedSource("id", 25, 10, lambda at, count: answer, b"x" * 10, 1)
+def test_a_range_out_of_its_order_is_fetched_alone() -> None:
+    data, fetched = memoryview(bytes(range(250))), []
+
+    def fetch(start: int, stop: int) -> memoryview:
+        fetched.append((start, stop))
+        return data[start:stop]
+
+    reader = RangeReader("id", len(data), fetch, data[:10], 10)
+    reader.read_into(100, memoryview(bytearray(5)))
+    assert fetched == [(100, 105)]
+
+
+@pytest.mark.parametrize("offset", [-1, 21, 25, 26])
+def test_what_is_outside_a_value_is_not_asked_for(offset: int) -> None:
+    reader = RangeReader("id", 25, lambda start, stop: pytest.fail("asked"), memoryview(b"x" * 10), 10)
     with pytest.raises(LoadError):
-        source.read_into(10, memoryview(bytearray(10)))
-    with pytest.raises(LoadError):
-        source.read_into(20, memoryview(bytearray(10)))
-
-
-@given(st.none() | st.floats(0, 1e12), st.none() | st.floats(0, 1e12), st.floats(0, 1e10), st.floats(0, 1e10))
-def test_a_record_ends_with_the_earlier_of_its_terms(
-    expires: float | None, idle: float | None, used: float, now: float
-) -> None:
-    expiry = Expiry(expires, idle)
-    until = expiry.until(used)
-    ends = [end for end in (expires, None if idle is None else used + idle) if end is not None and end < FAR]
-    assert until == (min(ends) if ends else None)
-    assert expiry.expired(now) == (expires is not None and expires <= now)
+        reader.read_into(offset, memoryview(bytearray(5)))

@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
-from emblema.link.policy.policy import TAKEN, Lane, Policy
+from emblema.link.lanes import JUDGED, Lane
+from emblema.link.policy.policy import Policy
 
 Comparing = Literal["check", "trial"]
 """A check computes a linked prompt in full. A trial links a prompt that was computed in full by a closed lane."""
 
-JUDGED = (*TAKEN, Lane.SURVIVOR, Lane.SETTLED)
-"""Lanes whose rows may differ from re-prefill's; settled ones are measured, and taken all the same."""
+CHECKS_AFTER_WRONG = 20
+"""Answers that are checked after one that differed."""
 
 
 class ComparisonShares:
@@ -20,12 +21,14 @@ class ComparisonShares:
     def __init__(self) -> None:
         self._credit: dict[Comparing, float] = {"check": 0.0, "trial": 0.0}
         self._rows = 0.0
+        # Checks left to be made of every answer, as one differed lately.
+        self._checks_due = 0
         # How often each lane was tried for each kind.
         self._tried: Counter[tuple[str, Lane]] = Counter()
         # Random, so that no period in the requests matches that of the comparisons.
         self._random = random.Random(0)
 
-    def earn(self, what: Comparing | None, computed: int, policy: Policy, free: bool) -> bool:
+    def earn(self, what: Comparing | None, computed: int, policy: Policy, free: bool, certified: bool = True) -> bool:
         """Count an answered prompt; return whether it is to be compared, if that can be afforded.
 
         Args:
@@ -33,12 +36,20 @@ class ComparisonShares:
             computed: rows computed for its answer.
             policy: bounds of the request.
             free: whether no other prompt waits to be compared.
+            certified: whether a margin is certified for all that is compared.
         """
         self._rows += policy.canary_rows * computed
-        if what is None or policy.canary == 0:
+        share = policy.canary if certified or policy.canary == 0 else max(policy.canary, policy.learning)
+        if what == "check" and self._checks_due and share:
+            share = 1.0
+        if what is None or share == 0:
             return False
-        self._credit[what] += policy.canary
-        return self._credit[what] >= 1 and free and (policy.canary >= 0.5 or self._random.random() >= 0.5)
+        self._credit[what] += share
+        return self._credit[what] >= 1 and free and (share >= 0.5 or self._random.random() >= 0.5)
+
+    def note_check(self, agrees: bool) -> None:
+        """Note what a check showed: after one that differs every answer is checked, until several agree."""
+        self._checks_due = max(0, self._checks_due - 1) if agrees else CHECKS_AFTER_WRONG
 
     def affords(self, rows: int) -> bool:
         """Return whether so many rows may be computed for a comparison."""

@@ -1,11 +1,14 @@
-"""What was measured of every lane, by model and kind of content, and the rule that closes and opens a lane.
+"""What was measured of every lane, by model and kind of content, and the rules that close and open a lane.
 
-A lane is closed when the measurements say with confidence that it breaks the bound, and opened when those made since
-then say with confidence that it keeps it. In between it stays as it is, so that no single item changes it.
+An answer over linked rows stands if it is sure enough; how sure that has to be is the lane's certificate. Before there
+is one, answers stand from `PROVISIONAL` on. A lane is closed, and its certificate taken back, when those that stood say
+that it breaks a bound. It opens when a certificate is found in what was measured since then.
 
-Survivors of a window are the most expensive to measure, as a comparison computes the whole window, and bad ones are
-rare and very bad, which an interval of the mean does not see for long. Their lane is also closed where the measurements
-without the worst of them break the bound. A lane that is closed again has to prove itself for longer.
+Rows of a window that has changed have no certificate: an answer over them is not computed in full for want of a margin.
+Their lanes are closed when the measurements say with confidence that a bound is broken, and opened when those made
+since then say with confidence that it is kept. Survivors are the most expensive to measure, as a comparison computes
+the whole window, and bad ones are rare and very bad, which an interval of the mean does not see for long. Their lane is
+also closed where the measurements without the worst of them break the bound, and has to prove itself for longer.
 """
 
 import math
@@ -14,43 +17,47 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
 from emblema.errors import EmblemaError, StoreError
-from emblema.link.policy.margins import CONFIDENCE, DEFAULT, MarginSample, MarginStats, wilson_interval
-from emblema.link.policy.policy import UNSURE, Lane, LaneVerdict, Policy, unmeasured
+from emblema.link.lanes import TAKEN, Lane, LaneVerdict
+from emblema.link.policy.certificate import CONFIDENCE, Bounds, Certificate, Sample, wilson_interval
+from emblema.link.policy.expectations import LATEST, draw_unsure_share
+from emblema.link.policy.policy import Policy
+from emblema.link.prompt import Prompt
+from emblema.link.second_pass import margin_of
 
+PROVISIONAL = 0.5
+"""The margin from which on an answer over linked rows stands where nothing was certified."""
 KEPT = 128
-"""Measurements that count: the latest."""
+"""Measurements of what stood that count: the latest."""
+COMPARED = 4096
+"""Comparisons that a certificate is found in: the latest."""
 RECENT = 64
-"""Those of them that may close or open a lane, so that a lane that has changed is noticed in time."""
+"""Measurements that may close or open a lane, so that a lane that has changed is noticed in time."""
 LEAST_TO_CLOSE = 4
 LEAST_TO_OPEN = 8
-VERSION = 1
+VERSION = 2
 """Of the log's file."""
-MOST_LANES = 4096
+MOST_LANES = 1024
 """Lanes in one file, at most."""
 UNSAVED = 4096
 """Changes that are remembered until they are written: the latest."""
+REFUSED = 2.0
+"""A margin that no answer has."""
 
 Outcome = TypeVar("Outcome")
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One answer's first token by a lane against re-prefill's: nats of divergence, and whether it is the same token."""
-
-    kl: float
-    agrees: bool
-
-    @classmethod
-    def of(cls, reference: ArrayLike, method: ArrayLike) -> Self:
-        """Return the sample of logits [vocab] by re-prefill and by a lane; what is not finite agrees with nothing."""
-        token = first_token(reference)
-        return cls(divergence(reference, method), token >= 0 and token == first_token(method))
+def compare(reference: ArrayLike, method: ArrayLike) -> Sample:
+    """Return the sample of logits [vocab] by re-prefill and by a lane; what is not finite agrees with nothing."""
+    token = first_token(reference)
+    agrees = token >= 0 and token == first_token(method)
+    return Sample(divergence(reference, method), agrees, margin_of(torch.as_tensor(method)))
 
 
 def first_token(logits: ArrayLike) -> int:
@@ -92,11 +99,14 @@ class LaneStats:
 
     Attributes:
         closed: whether the lane is not taken.
-        samples: the latest measurements.
+        samples: the latest measurements of answers that stood.
         since: how many of them were made since the lane was last closed or opened.
         measured: measurements ever made.
         turns: how often the lane was closed or opened.
-        bounds: `max_kl` and `min_agreement` that `closed` was decided by.
+        bounds: `alpha` and `max_kl` that `closed` was decided by.
+        compared: the latest comparisons since the certificate was last taken back, answers that did not stand included.
+        certificate: what they show.
+        rejected: of the latest answers, whether they did not stand.
     """
 
     closed: bool
@@ -105,38 +115,79 @@ class LaneStats:
     measured: int = 0
     turns: int = 0
     bounds: tuple[float | None, float | None] = (None, None)
+    compared: deque[Sample] = field(default_factory=lambda: deque(maxlen=COMPARED))
+    certificate: Certificate = field(default_factory=Certificate)
+    rejected: deque[bool] = field(default_factory=lambda: deque(maxlen=KEPT))
 
-    def add(self, sample: Sample, policy: Policy, expensive: bool = False) -> bool:
-        """Add a measurement; return whether it closed or opened the lane, which may be expensive to measure."""
+    def add(self, sample: Sample, policy: Policy, lane: Lane, *, accepted: bool = True) -> bool:
+        """Add a measurement; return whether it closed or opened the lane.
+
+        Args:
+            sample: the measurement.
+            policy: the bounds.
+            lane: whose it is.
+            accepted: whether the answer stood, or would have in a trial.
+        """
+        self.measured += 1
         if self.bounds != _bounds(policy):
             # Another bound is judged by all that is known.
             self.bounds, self.since = _bounds(policy), len(self.samples)
+            # What earlier looks spent of the allowed error stays spent.
+            self.certificate = Certificate(looks=self.certificate.looks)
+        turned = self._judge(sample, policy) if lane in TAKEN else False
+        if not accepted:
+            return turned
         self.samples.append(sample)
-        self.measured += 1
         self.since = min(self.since + 1, len(self.samples))
         recent = list(self.samples)[-min(self.since, RECENT) :]
-        if self.closed:
-            # Twice as many with each time that the lane turned before.
-            needed = LEAST_TO_OPEN << min(self.turns if expensive else max(0, self.turns - 1), 8)
-            turned = len(recent) >= min(RECENT, needed) and met(recent, policy)
-        else:
-            turned = broken(recent, policy) or (expensive and overspent(recent, policy))
-        if turned:
-            self.closed, self.since = not self.closed, 0
-            self.turns += 1
+        if not turned and self._turns(recent, policy, lane):
+            self._turn()
+            turned = True
+            if self.closed:
+                self.compared.clear()
         return turned
 
-    def verdict(self, kind: str, lane: Lane, policy: Policy) -> LaneVerdict:
+    def _judge(self, sample: Sample, policy: Policy) -> bool:
+        """Look for a certificate in a comparison and those before it; return whether one opened the lane."""
+        self.compared.append(sample)
+        bounds = Bounds(policy.alpha, policy.max_kl, policy.delta)
+        if not self.certificate.look(self.compared, bounds) or not self.closed:
+            return False
+        self._turn()
+        return True
+
+    def _turns(self, recent: Sequence[Sample], policy: Policy, lane: Lane) -> bool:
+        if lane in TAKEN:
+            return not self.closed and (
+                self.certificate.observe(recent[-1].agrees, policy.alpha) or broken(recent, policy)
+            )
+        if self.closed:
+            # Twice as many with each time that the lane turned before.
+            needed = LEAST_TO_OPEN << min(self.turns if lane is Lane.SURVIVOR else max(0, self.turns - 1), 8)
+            return len(recent) >= min(RECENT, needed) and met(recent, policy)
+        return broken(recent, policy) or (lane is Lane.SURVIVOR and overspent(recent, policy))
+
+    def _turn(self) -> None:
+        self.closed, self.since = not self.closed, 0
+        self.turns += 1
+        if self.closed:
+            self.certificate = Certificate()
+
+    def verdict(self, policy: Policy, lane: Lane) -> LaneVerdict:
         """Return whether the lane may be taken under a policy, which may differ from the one it was closed by."""
-        usual = unmeasured(kind, lane, policy)
-        if policy.exact_only or not self.samples:
+        usual = unmeasured(policy)
+        if policy.exact_only or not (self.samples or self.compared):
             return usual
-        known = list(self.samples)
-        if _bounds(policy) == self.bounds:
-            open = not self.closed
-        else:
-            open = not broken(known, policy) if usual.open else met(known, policy)
+        known = list(self.samples) or list(self.compared)
+        open = not self.closed if _bounds(policy) == self.bounds else not broken(known, policy)
         return LaneVerdict(open, f"measured {describe(known)}")
+
+    def least_margin(self, policy: Policy) -> float:
+        """Return the margin that an answer has to have to stand."""
+        if self.closed and _bounds(policy) == self.bounds:
+            return REFUSED
+        known = self.certificate.margin if _bounds(policy) == self.bounds else None
+        return PROVISIONAL if known is None else known
 
     def to_json(self) -> dict[str, Any]:
         """Return the measurements as plain data."""
@@ -146,24 +197,48 @@ class LaneStats:
             "measured": self.measured,
             "turns": self.turns,
             "bounds": list(self.bounds),
-            "samples": [[sample.kl if math.isfinite(sample.kl) else None, sample.agrees] for sample in self.samples],
+            "samples": [_plain(sample) for sample in self.samples],
+            "compared": [_plain(sample) for sample in self.compared],
+            "certificate": self.certificate.to_json(),
+            "rejected": list(self.rejected),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "LaneStats":
         """Return the measurements of plain data; ValueError, TypeError or KeyError where it is malformed."""
-        samples = [Sample(math.inf if kl is None else _number(kl), _flag(agrees)) for kl, agrees in data["samples"]]
+        samples, compared = ([_sample(*each) for each in data[name]] for name in ("samples", "compared"))
         low, high = (None if bound is None else _number(bound) for bound in data["bounds"])
-        if len(samples) > KEPT:
+        rejected = [_flag(each) for each in data["rejected"]]
+        if len(samples) > KEPT or len(compared) > COMPARED or len(rejected) > KEPT:
             raise ValueError("too many samples")
-        since = min(_count(data["since"]), len(samples))
-        kept = deque(samples, maxlen=KEPT)
-        return cls(_flag(data["closed"]), kept, since, _count(data["measured"]), _count(data["turns"]), (low, high))
+        return cls(
+            _flag(data["closed"]),
+            deque(samples, maxlen=KEPT),
+            min(_count(data["since"]), len(samples)),
+            _count(data["measured"]),
+            _count(data["turns"]),
+            (low, high),
+            deque(compared, maxlen=COMPARED),
+            Certificate.from_json(data["certificate"]),
+            deque(rejected, maxlen=KEPT),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class LaneReport:
-    """What was measured of one lane, to be shown."""
+    """What was measured of one lane, to be shown.
+
+    Attributes:
+        model, kind, lane: whose it is.
+        open: whether it may be taken.
+        kl, agreement: of the latest answers that stood.
+        samples: how many these are.
+        measured: measurements ever made.
+        turns: how often it was closed or opened.
+        margin: from which on answers were shown to keep the bounds; None before that was shown.
+        compared: comparisons that it was looked for in.
+        rejected: share of the latest answers that did not stand.
+    """
 
     model: str
     kind: str
@@ -174,6 +249,31 @@ class LaneReport:
     samples: int
     measured: int
     turns: int
+    margin: float | None = None
+    compared: int = 0
+    rejected: float = 0.0
+
+
+def unmeasured(policy: Policy) -> LaneVerdict:
+    """Return the verdict on a lane that was not measured."""
+    if policy.exact_only:
+        return LaneVerdict(False, "the bound takes exact rows only")
+    return LaneVerdict(True, "not measured yet")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLanes:
+    """What was measured of one model's lanes, as `auto` asks it; by default, nothing.
+
+    Attributes:
+        verdict: returns whether a lane may be taken for a kind of content, under a policy.
+        least_margin: returns the margin that an answer over some kinds and lanes has to have to stand, under a policy.
+        plateau: rank from which on the model's patches were measured not to gain; None where that is not known.
+    """
+
+    verdict: Callable[[str, Lane, Policy], LaneVerdict] = lambda kind, lane, policy: unmeasured(policy)
+    least_margin: Callable[[Iterable[tuple[str, Lane]], Policy], float] = lambda lanes, policy: PROVISIONAL
+    plateau: int | None = None
 
 
 class FidelityLog:
@@ -193,42 +293,52 @@ class FidelityLog:
         self._changes = 0
         self._lanes: dict[tuple[str, str, Lane], LaneStats] = {}
         self._plateaus: dict[str, int] = {}
-        self._margins: dict[tuple[str, str], MarginStats] = {}
 
-    def note_margin(self, model: str, kinds: Iterable[str], sample: MarginSample, *, check: bool = False) -> None:
-        """Add the margin of an answer about some kinds of content; a check's stood and was compared."""
+    def measured(self, model: str) -> MeasuredLanes:
+        """Return what was measured of a model's lanes, as it is whenever it is asked."""
+        return MeasuredLanes(partial(self.verdict, model), partial(self.least_margin, model), self.plateau(model))
+
+    def least_margin(self, model: str, lanes: Iterable[tuple[str, Lane]], policy: Policy) -> float:
+        """Return the margin that an answer over some kinds and lanes has to have to stand: the largest of theirs."""
         with self._lock:
-            for kind in kinds:
-                self._change(partial(self._add_margin, model, kind, sample, check))
+            stats = [self._lanes.get((model, *lane)) for lane in lanes]
+            return max((PROVISIONAL if known is None else known.least_margin(policy) for known in stats), default=0.0)
 
-    def least_margin(self, model: str, kinds: Iterable[str]) -> float:
-        """Return the margin that an answer about some kinds of content has to have: the largest of theirs."""
+    def is_certified(self, model: str, lanes: Iterable[tuple[str, Lane]]) -> bool:
+        """Return whether all of some kinds and lanes have a certificate."""
         with self._lock:
-            stats = [self._margins.get((model, kind)) for kind in kinds]
-            return max((DEFAULT if known is None else known.least() for known in stats), default=DEFAULT)
+            stats = [self._lanes.get((model, *lane)) for lane in lanes]
+            return all(known is not None and known.certificate.margin is not None for known in stats)
 
-    def unsure_share(self, model: str) -> float:
-        """Return the share of a model's latest answers after a second pass that were computed in full after all.
-
-        It is the least that the measurements allow with confidence: once second passes are not taken any more, none
-        tells better.
-        """
+    def note_accepted(self, model: str, lanes: Iterable[tuple[str, Lane]], accepted: bool, policy: Policy) -> None:
+        """Note whether an answer over some kinds and lanes stood."""
         with self._lock:
-            passes = [sample for (name, _), stats in self._margins.items() if name == model for sample in stats.passes]
-            full = sum(sample.agrees is not None for sample in passes)
-            least = wilson_interval(full, len(passes))[0] if passes else 0.0
-            return (least * len(passes) + 10 * UNSURE) / (len(passes) + 10)
+            for kind, lane in lanes:
+                self._change(partial(self._add_accepted, model, kind, lane, accepted, policy))
 
-    def record(self, model: str, kind: str, lane: Lane, sample: Sample, policy: Policy) -> bool:
-        """Add a measurement; return whether it closed or opened the lane."""
+    def unsure_share(self, model: str, prompt: Prompt) -> float:
+        """Draw the share of a model's answers after a second pass that are computed in full after all."""
         with self._lock:
-            return self._change(partial(self._add_sample, model, kind, lane, sample, policy))
+            rejected = [
+                each
+                for (name, _, lane), stats in self._lanes.items()
+                if name == model and lane is Lane.QUERY
+                for each in list(stats.rejected)[-LATEST:]
+            ]
+            return draw_unsure_share(rejected, prompt)
+
+    def record(
+        self, model: str, kind: str, lane: Lane, sample: Sample, policy: Policy, *, accepted: bool = True
+    ) -> bool:
+        """Add a measurement; return whether it closed or opened the lane. See `LaneStats.add`."""
+        with self._lock:
+            return self._change(partial(self._add_sample, model, kind, lane, sample, policy, accepted))
 
     def verdict(self, model: str, kind: str, lane: Lane, policy: Policy) -> LaneVerdict:
         """Return whether a lane may be taken."""
         with self._lock:
             stats = self._lanes.get((model, kind, lane))
-            return unmeasured(kind, lane, policy) if stats is None else stats.verdict(kind, lane, policy)
+            return unmeasured(policy) if stats is None else stats.verdict(policy, lane)
 
     def plateau(self, model: str) -> int | None:
         """Return the rank from which on a model's patches were measured not to gain, if known."""
@@ -247,7 +357,7 @@ class FidelityLog:
     def reports(self) -> list[LaneReport]:
         """Return what was measured, by model, kind and lane."""
         with self._lock:
-            return [_report(*name, stats) for name, stats in sorted(self._lanes.items()) if stats.samples]
+            return [_report(*name, stats) for name, stats in sorted(self._lanes.items()) if stats.measured]
 
     @property
     def unsaved(self) -> bool:
@@ -268,7 +378,7 @@ class FidelityLog:
         """
         others = FidelityLog() if stored is None else FidelityLog.from_json(stored)
         with self._lock:
-            self._lanes, self._plateaus, self._margins = others._lanes, others._plateaus, others._margins
+            self._lanes, self._plateaus = others._lanes, others._plateaus
             for _, change in self._unsaved or ():
                 change()
             return self._changes
@@ -285,15 +395,16 @@ class FidelityLog:
             self._unsaved.append((self._changes, change))
         return change()
 
-    def _add_sample(self, model: str, kind: str, lane: Lane, sample: Sample, policy: Policy) -> bool:
-        stats = self._lanes.get((model, kind, lane))
-        if stats is None:
-            stats = self._lanes[model, kind, lane] = LaneStats(not unmeasured(kind, lane, policy).open)
-        return stats.add(sample, policy, expensive=lane is Lane.SURVIVOR)
+    def _stats(self, model: str, kind: str, lane: Lane, policy: Policy) -> LaneStats:
+        return self._lanes.setdefault(
+            (model, kind, lane), LaneStats(not unmeasured(policy).open, bounds=_bounds(policy))
+        )
 
-    def _add_margin(self, model: str, kind: str, sample: MarginSample, check: bool) -> None:
-        stats = self._margins.setdefault((model, kind), MarginStats())
-        (stats.checks if check else stats.passes).append(sample)
+    def _add_sample(self, model: str, kind: str, lane: Lane, sample: Sample, policy: Policy, accepted: bool) -> bool:
+        return self._stats(model, kind, lane, policy).add(sample, policy, lane, accepted=accepted)
+
+    def _add_accepted(self, model: str, kind: str, lane: Lane, accepted: bool, policy: Policy) -> None:
+        self._stats(model, kind, lane, policy).rejected.append(not accepted)
 
     def _add_plateau(self, model: str, rank: int) -> None:
         self._plateaus[model] = rank
@@ -305,12 +416,7 @@ class FidelityLog:
                 {"model": model, "kind": kind, "lane": str(lane), **stats.to_json()}
                 for (model, kind, lane), stats in sorted(self._lanes.items())
             ]
-            margins = [
-                {"model": model, "kind": kind, **stats.to_json()}
-                for (model, kind), stats in sorted(self._margins.items())
-            ]
-            held = {"margins": margins[:MOST_LANES]} if margins else {}
-            return {"version": VERSION, "standings": lanes[:MOST_LANES], "plateaus": dict(self._plateaus), **held}
+            return {"version": VERSION, "lanes": lanes[:MOST_LANES], "plateaus": dict(self._plateaus)}
 
     @classmethod
     def from_json(cls, data: Any) -> "FidelityLog":
@@ -320,15 +426,12 @@ class FidelityLog:
             StoreError: it is not a log, or one of another version.
         """
         try:
-            lanes = len(data["standings"]) + len(data.get("margins", []))
-            if data["version"] != VERSION or lanes > 2 * MOST_LANES:
+            if data["version"] != VERSION or len(data["lanes"]) > MOST_LANES:
                 raise ValueError("another version, or too long")
             log = cls()
-            for lane in data["standings"]:
+            for lane in data["lanes"]:
                 name = (_text(lane["model"]), _text(lane["kind"]), Lane(lane["lane"]))
                 log._lanes[name] = LaneStats.from_json(lane)
-            for margins in data.get("margins", []):
-                log._margins[_text(margins["model"]), _text(margins["kind"])] = MarginStats.from_json(margins)
             log._plateaus = {_text(model): _count(rank, 1) for model, rank in dict(data["plateaus"]).items()}
             return log
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
@@ -344,7 +447,7 @@ def broken(samples: Sequence[Sample], policy: Policy) -> bool:
     if policy.max_kl is not None and (endless or mean - CONFIDENCE * error > policy.max_kl):
         return True
     wrong = sum(not sample.agrees for sample in samples)
-    return policy.min_agreement is not None and wrong >= 2 and _most_agreeing(samples) < policy.min_agreement
+    return policy.alpha is not None and wrong >= 2 and _most_agreeing(samples) < 1 - policy.alpha
 
 
 def overspent(samples: Sequence[Sample], policy: Policy) -> bool:
@@ -353,7 +456,7 @@ def overspent(samples: Sequence[Sample], policy: Policy) -> bool:
     if policy.max_kl is not None and math.fsum(losses) > policy.max_kl * count:
         return True
     wrong = sum(not sample.agrees for sample in samples) - 1
-    return policy.min_agreement is not None and 0 < wrong > (1 - policy.min_agreement) * count
+    return policy.alpha is not None and 0 < wrong > policy.alpha * count
 
 
 def met(samples: Sequence[Sample], policy: Policy) -> bool:
@@ -367,10 +470,10 @@ def met(samples: Sequence[Sample], policy: Policy) -> bool:
     mean, error = divergence_of(samples)
     if policy.max_kl is not None and mean + CONFIDENCE * error > policy.max_kl:
         return False
-    if policy.min_agreement is None:
+    if policy.alpha is None:
         return True
-    needed = math.ceil(math.log(0.5) / math.log(policy.min_agreement)) if 0 < policy.min_agreement < 1 else 1
-    return len(samples) >= min(RECENT, needed) and agreement_of(samples) >= policy.min_agreement
+    needed = math.ceil(math.log(0.5) / math.log1p(-policy.alpha)) if 0 < policy.alpha < 1 else 1
+    return len(samples) >= min(RECENT, needed) and agreement_of(samples) >= 1 - policy.alpha
 
 
 def divergence_of(samples: Sequence[Sample]) -> tuple[float, float]:
@@ -395,7 +498,7 @@ def describe(samples: Sequence[Sample]) -> str:
 
 
 def _bounds(policy: Policy) -> tuple[float | None, float | None]:
-    return policy.max_kl, policy.min_agreement
+    return policy.alpha, policy.max_kl
 
 
 def _most_agreeing(samples: Sequence[Sample]) -> float:
@@ -404,9 +507,22 @@ def _most_agreeing(samples: Sequence[Sample]) -> float:
 
 
 def _report(model: str, kind: str, lane: Lane, stats: LaneStats) -> LaneReport:
-    samples = list(stats.samples)
-    mean, agreement = divergence_of(samples)[0], agreement_of(samples)
-    return LaneReport(model, kind, lane, not stats.closed, mean, agreement, len(samples), stats.measured, stats.turns)
+    samples = list(stats.samples) or list(stats.compared)
+    mean, agreement = (divergence_of(samples)[0], agreement_of(samples)) if samples else (0.0, 1.0)
+    rejected = sum(stats.rejected) / len(stats.rejected) if stats.rejected else 0.0
+    certified, compared = stats.certificate.margin, len(stats.compared)
+    counts = (len(samples), stats.measured, stats.turns)
+    return LaneReport(model, kind, lane, not stats.closed, mean, agreement, *counts, certified, compared, rejected)
+
+
+def _plain(sample: Sample) -> list[float | bool | None]:
+    return [sample.kl if math.isfinite(sample.kl) else None, sample.agrees, round(sample.margin, 6)]
+
+
+def _sample(kl: Any, agrees: Any, margin: Any) -> Sample:
+    if _number(margin) > 1:
+        raise ValueError("a margin is malformed")
+    return Sample(math.inf if kl is None else _number(kl), _flag(agrees), _number(margin))
 
 
 def _text(value: Any) -> str:

@@ -1,18 +1,19 @@
 """What a strategy is, what it may know, and the row ranges that all of them share."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from emblema.errors import StrategyError
-from emblema.kv.artifacts import Artifact, KeyFactors
 from emblema.kv.chunk import Chunk
+from emblema.kv.keys import ArtifactKey, ArtifactKind
 from emblema.kv.layout import KVRows, LayerLayout
 from emblema.kv.patch import Patch
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, RowSource
-from emblema.link.policy.policy import PolicyInputs
+from emblema.link.policy.expectations import Costs, RowCosts
+from emblema.link.policy.fidelity import MeasuredLanes
+from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
-from emblema.store.keys import ArtifactKey, ArtifactKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,38 +38,40 @@ class Knowledge:
     Attributes:
         model: the model's fingerprint.
         layouts: per layer, how rows are kept.
-        find_artifact: returns the stored patch or other artifact of a key, or None.
+        find_patch: returns the stored patch of a key, or None.
         find_prefix: returns the longest exact prefix of earlier prompts, or None.
-        others: returns how many patches of other chunks can be pooled for a key.
-        artifact_keys: returns the keys of a chunk's stored artifacts, whatever was before it.
-        policy_inputs: the policy of `auto`, and what was measured of its lanes.
+        artifact_keys: returns the keys of a chunk's stored patches, whatever was before it.
+        policy: the engine's bounds on `auto`; a request may bring its own.
+        measured: what was measured of its lanes.
+        costs: what linking is expected to cost.
+        recurs: returns whether all of a prompt's chunks were met lately in this order, from their ids.
+        lacking: ids of chunks whose rows are not stored, though the prompt has them as canonical: they are computed.
         second_pass: whether plans with a second pass can be carried out.
+        anchor: token ids that canonical rows were prefilled after.
     """
 
     model: str
     layouts: tuple[LayerLayout, ...]
-    find_artifact: Callable[[ArtifactKey], Artifact | None]
+    find_patch: Callable[[ArtifactKey], Patch | None]
     find_prefix: Callable[[Prompt], PrefixMatch | None]
-    others: Callable[[ArtifactKey], int] = lambda key: 0
     artifact_keys: Callable[[str], Iterable[ArtifactKey]] = lambda chunk: ()
-    policy_inputs: PolicyInputs = PolicyInputs()
+    policy: Policy = Policy()
+    measured: MeasuredLanes = MeasuredLanes()
+    costs: Costs = RowCosts()
+    recurs: Callable[[Sequence[str]], bool] = lambda names: False
+    lacking: Collection[str] = ()
     second_pass: bool = False
+    anchor: tuple[int, ...] = ()
 
     @property
     def layers(self) -> int:
         return len(self.layouts)
 
-    def find_patch(self, key: ArtifactKey) -> Patch | None:
-        """Return the stored patch of a key; None where there is none, or an artifact of another kind."""
-        found = self.find_artifact(key)
-        return found if isinstance(found, Patch) else None
-
     def holds(self, use: PatchUse, layers: Collection[int] | None = None) -> bool:
-        """Return whether a patch, or key factors, are stored with the rank at least and on the layers (None: all)."""
-        found = self.find_artifact(use.key)
-        if isinstance(found, Patch):
-            return found.rank >= use.rank and found.covers(range(self.layers) if layers is None else layers)
-        return isinstance(found, KeyFactors) and found.rank >= use.rank
+        """Return whether a patch is stored with the rank at least and on the layers (None: all)."""
+        found = self.find_patch(use.key)
+        wanted = range(self.layers) if layers is None else layers
+        return found is not None and found.rank >= use.rank and found.covers(wanted)
 
 
 class Strategy(Protocol):
@@ -102,12 +105,10 @@ ChunkRanges = Callable[[Segment, Chunk], Iterable[RowRange]]
 def plan_chunks(
     strategy: str, prompt: Prompt, knowledge: Knowledge, chunk_ranges: ChunkRanges, *, in_context: bool = False
 ) -> LinkPlan:
-    """Return the plan of ranges laid out by `lay_out`; artifacts that they use and the store lacks are to be formed."""
-    ranges = lay_out(prompt, knowledge.layers, chunk_ranges, in_context=in_context)
+    """Return the plan of ranges laid out by `lay_out`; patches that they use and the store lacks are to be formed."""
+    ranges = lay_out(prompt, knowledge, chunk_ranges, in_context=in_context)
     forming: dict[ArtifactKey, None] = {}
     for part in ranges:
-        if part.residual is not None and knowledge.find_artifact(part.residual.key) is None:
-            forming[part.residual.key] = None
         use = part.patch
         if use is None or use.key.kind is ArtifactKind.REPAIR:
             continue
@@ -118,21 +119,22 @@ def plan_chunks(
 
 
 def lay_out(
-    prompt: Prompt, layers: int, chunk_ranges: ChunkRanges, *, in_context: bool = False
+    prompt: Prompt, knowledge: Knowledge, chunk_ranges: ChunkRanges, *, in_context: bool = False
 ) -> tuple[RowRange, ...]:
     """Return ranges with text computed, chunks as `chunk_ranges` says, and the last row computed in any case.
 
-    So every method begins with the same exact rows: the text before the first chunk, or a chunk at row 0, which has
-    absorbed nothing and is taken as it is. Kept prompts are for `prefix` and `auto` alone: they may hold what another
+    So every method begins with the same exact rows: the text before the first chunk, and a chunk right after the
+    anchor, which is as it was captured. Kept prompts are for `prefix` and `auto` alone: they may hold what another
     method was measured on.
 
     Args:
         prompt: the prompt.
-        layers: decoder layers.
+        knowledge: the model's layers, and its anchor.
         chunk_ranges: returns the ranges of a chunk.
         in_context: slid chunks are in the table while chunk rows are computed, as `chunk_ranges` says too, and have to
             leave afterwards; without it they are absent.
     """
+    layers = knowledge.layers
     ranges: list[RowRange] = []
     for segment in prompt.segments:
         part = segment.part
@@ -142,8 +144,8 @@ def lay_out(
             ranges.append(RowRange(segment.start, segment.stop, RowSource.ABSENT, (0, layers)))
         elif part.state is RowState.MISSING:
             ranges += computed(prompt, layers, *segment.rows)
-        elif segment.start == 0 or part.state is RowState.WRITTEN:
-            own = taken(segment, part.chunk, layers)
+        elif prompt.leads(segment, knowledge.anchor) or part.state is RowState.WRITTEN:
+            own = taken(segment, part.chunk, layers, exact=part.state is RowState.CANONICAL)
             if part.repair is not None and part.state is RowState.WRITTEN:
                 repair = PatchUse(part.repair_key, part.repair.rank)
                 own = [replace(rows, patch=repair) for rows in own]
@@ -167,14 +169,12 @@ def computed(prompt: Prompt, layers: int, start: int, stop: int) -> list[RowRang
     return ranges
 
 
-def taken(segment: Segment, chunk: Chunk, layers: int, *, relocated: bool = True) -> list[RowRange]:
-    """Return the range of a whole chunk, taken as it was prefilled alone."""
-    return [RowRange(*segment.rows, RowSource.TAKEN, (0, layers), ChunkOrigin(chunk.id, 0, relocated))]
+def taken(segment: Segment, chunk: Chunk, layers: int, *, exact: bool = False) -> list[RowRange]:
+    """Return the range of a whole chunk, taken as it was prefilled alone; see `ChunkOrigin`."""
+    return [RowRange(*segment.rows, RowSource.TAKEN, (0, layers), ChunkOrigin(chunk.id, 0, exact))]
 
 
-def first_computed(
-    segment: Segment, chunk: Chunk, layers: int, counts: tuple[int, ...], *, relocated: bool = True
-) -> list[RowRange]:
+def first_computed(segment: Segment, chunk: Chunk, layers: int, counts: tuple[int, ...]) -> list[RowRange]:
     """Return a chunk whose first `counts[l]` rows are computed in layer l, the others taken.
 
     Counts do not grow with depth.
@@ -188,27 +188,28 @@ def first_computed(
         if deep > 0:
             ranges.append(RowRange(*rows, RowSource.COMPUTED, (0, deep)))
         if deep < layers:
-            ranges.append(RowRange(*rows, RowSource.TAKEN, (deep, layers), ChunkOrigin(chunk.id, first, relocated)))
+            ranges.append(RowRange(*rows, RowSource.TAKEN, (deep, layers), ChunkOrigin(chunk.id, first)))
     return ranges
 
 
-def blind_text_first(prompt: Prompt, ranges: Iterable[RowRange]) -> tuple[RowRange, ...]:
-    """Return ranges in the two steps of MPIC's baselines: text, blind to every chunk; then all the rest."""
+def blind_text(prompt: Prompt, ranges: Iterable[RowRange]) -> tuple[RowRange, ...]:
+    """Return ranges whose text, but the prompt's last row, is blind to every chunk: the first of MPIC's two steps.
+
+    Text attends text alone, so what the second step computes can run in the same forward.
+    """
     media = tuple(segment.rows for segment, _ in prompt.chunk_segments)
     last, text = prompt.tokens - 1, prompt.text_rows
-    staged: list[RowRange] = []
+    made: list[RowRange] = []
     for part in ranges:
-        if part.source is not RowSource.COMPUTED:
-            staged.append(part)
-        elif not any(start <= part.start < stop for start, stop in text):
-            staged.append(replace(part, stage=1))
-        else:
-            if part.start < last:
-                hidden = tuple(rows for rows in media if rows[0] < part.start)
-                staged.append(replace(part, stop=min(part.stop, last), hidden=hidden))
-            if part.stop > last:
-                staged.append(replace(part, start=max(part.start, last), stage=1))
-    return tuple(staged)
+        if part.source is not RowSource.COMPUTED or not any(start <= part.start < stop for start, stop in text):
+            made.append(part)
+            continue
+        if part.start < last:
+            hidden = tuple(rows for rows in media if rows[0] < part.start)
+            made.append(replace(part, stop=min(part.stop, last), hidden=hidden))
+        if part.stop > last:
+            made.append(replace(part, start=max(part.start, last)))
+    return tuple(made)
 
 
 def _with_last_computed(prompt: Prompt, layers: int, ranges: Iterable[RowRange]) -> tuple[RowRange, ...]:

@@ -1,4 +1,4 @@
-"""`cacheblend-R`, `cacheblend2-R`: the rows whose KV deviates most are computed again (CacheBlend, EuroSys 2025)."""
+"""`cacheblend-R`: the rows whose KV deviates most are computed again (CacheBlend, EuroSys 2025)."""
 
 from dataclasses import dataclass, replace
 from math import ceil
@@ -6,7 +6,7 @@ from math import ceil
 from emblema.kv.chunk import Chunk
 from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, RowSource, Selector
 from emblema.link.prompt import Prompt, Segment
-from emblema.link.strategies.base import Knowledge, blind_text_first, plan_chunks
+from emblema.link.strategies.base import Knowledge, plan_chunks
 
 CHECK_LAYER = 1
 """The second layer, as in the authors' code: keys and values of the first do not depend on context."""
@@ -19,19 +19,14 @@ class CacheBlend:
     The deviation is the squared distance of fresh keys and values from the relocated ones; the share is of all chunk
     rows of the prompt together, a chunk at row 0 aside, which cannot deviate. Knob: R in percent. Cost: text, chunk
     rows in two layers and R % of them in the others computed; KV of all but the first two layers read, and the check
-    layer's to compare with.
-
-    In context, its strongest form (Kamera, section 6): text and chosen rows run together, layer by layer. With
-    `two_steps`, as MPIC runs it (section 5.2): all text first, blind to every chunk, then chosen rows and the last
-    token. R is of chunk rows there too: text that was computed once is not computed again.
+    layer's to compare with. Text and chosen rows run together, layer by layer, its strongest form (Kamera, section 6).
     """
 
     percent: float
-    two_steps: bool = False
 
     @property
     def name(self) -> str:
-        return f"cacheblend{'2' if self.two_steps else ''}-{self.percent:.12g}"
+        return f"cacheblend-{self.percent:.12g}"
 
     def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
         layers = knowledge.layers
@@ -47,10 +42,7 @@ class CacheBlend:
             ]
 
         plan = plan_chunks(self.name, prompt, knowledge, chunk_ranges, in_context=True)
-        ranges = plan.ranges
-        candidates = tuple((part.start, part.stop) for part in ranges if part.layers == (0, check + 1))
+        candidates = tuple((part.start, part.stop) for part in plan.ranges if part.layers == (0, check + 1))
         rows = sum(stop - start for start, stop in candidates)
-        selectors = (Selector("deviation", candidates, check, ceil(rows * self.percent / 100)),) if candidates else ()
-        if self.two_steps:
-            ranges = blind_text_first(prompt, ranges)
-        return replace(plan, ranges=ranges, selectors=selectors)
+        selectors = (Selector(candidates, check, ceil(rows * self.percent / 100)),) if candidates else ()
+        return replace(plan, selectors=selectors)

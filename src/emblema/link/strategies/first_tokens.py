@@ -29,23 +29,20 @@ class FirstTokens:
     Attributes:
         method: whose name the plan has.
         tokens: K; None for every row of a chunk.
-        relocated: with False taken keys keep the phase they were written with, from position 0, as MPIC stores them.
     """
 
     method: Literal["mpic", "epic", "sink"]
     tokens: int | None = SINK_TOKENS
-    relocated: bool = True
 
     @property
     def name(self) -> str:
         if self.method == "sink":
             return "sink"
-        return f"{self.method}-{'all' if self.tokens is None else self.tokens}" + ("" if self.relocated else "-raw")
+        return f"{self.method}-{'all' if self.tokens is None else self.tokens}"
 
     def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
             count = chunk.tokens if self.tokens is None else self.tokens
-            counts = (count,) * knowledge.layers
-            return first_computed(segment, chunk, knowledge.layers, counts, relocated=self.relocated)
+            return first_computed(segment, chunk, knowledge.layers, (count,) * knowledge.layers)
 
         return plan_chunks(self.name, prompt, knowledge, chunk_ranges, in_context=True)

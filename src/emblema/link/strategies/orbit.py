@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from emblema.kv.chunk import Chunk
+from emblema.kv.keys import ArtifactKey, ArtifactKind
 from emblema.link.plan import LinkPlan, PatchUse, RowRange
 from emblema.link.prompt import Prompt, Segment
 from emblema.link.strategies.base import Knowledge, plan_chunks
 from emblema.link.strategies.patch import PatchStrategy, patched
-from emblema.store.keys import orbit_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +17,10 @@ class OrbitStrategy:
     Its key is the set of antecedents, so reordering them finds it again. It is formed over all orderings but the one
     that asks for it (all orderings of up to four chunks, a sample of more), one conditioned forward each, all counted.
     Where there is no second ordering it is the ordering's own patch. An order asked for later is one that it was
-    averaged over; with `strict`, for a bench that asks in several, each has a patch of its own that leaves it out.
-    Knob: M. Cost: text computed; all chunks' KV and M (1/F + 1/n) of their bytes read.
+    averaged over. Knob: M. Cost: text computed; all chunks' KV and M (1/F + 1/n) of their bytes read.
     """
 
     rank: int
-    strict: bool = False
 
     @property
     def name(self) -> str:
@@ -31,7 +29,7 @@ class OrbitStrategy:
     def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
             rank = PatchStrategy(rank=self.rank).rank_for(chunk.tokens, knowledge)
-            key = orbit_key(knowledge.model, chunk.id, prompt.antecedents(segment), strict=self.strict)
+            key = ArtifactKey(knowledge.model, chunk.id, prompt.antecedents(segment), ArtifactKind.ORBIT)
             return patched(segment, chunk, knowledge.layers, PatchUse(key, rank))
 
         return plan_chunks(self.name, prompt, knowledge, chunk_ranges)

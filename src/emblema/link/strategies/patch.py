@@ -4,12 +4,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from emblema.kv.chunk import Chunk
+from emblema.kv.keys import ArtifactKey
 from emblema.kv.layout import LayerLayout
 from emblema.kv.patch import rank_for_share
 from emblema.link.plan import LinkPlan, PatchUse, RowRange
 from emblema.link.prompt import Prompt, Segment
 from emblema.link.strategies.base import Knowledge, plan_chunks, taken
-from emblema.store.keys import ArtifactKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class PatchStrategy:
                 bare.append(chunk.id)
                 return taken(segment, chunk, knowledge.layers)
             key = ArtifactKey(knowledge.model, chunk.id, prompt.antecedents(segment))
-            return patched(segment, chunk, knowledge.layers, PatchUse(key, rank), first)
+            return patched(segment, chunk, knowledge.layers, PatchUse(key, rank, even=self.deep), first)
 
         plan = plan_chunks(self.name, prompt, knowledge, chunk_ranges)
         remark = f"{len(bare)} chunks are too short for this share: taken without a patch" if bare else None

@@ -1,12 +1,12 @@
 """`query-R%`: rows taken blind, and those that the question attends most computed again in context."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
 from emblema.kv.chunk import Chunk
 from emblema.link.plan import LinkPlan, Recomputation, RowRange
-from emblema.link.policy.margins import DEFAULT
+from emblema.link.policy.fidelity import PROVISIONAL
 from emblema.link.prompt import ChunkPart, Prompt, Rows, RowState, Segment
 from emblema.link.strategies.base import Knowledge, lay_out, taken
 
@@ -24,11 +24,11 @@ class QueryStrategy:
 
     Attributes:
         share: of the candidates, above 0 and at most 1.
-        least_margin: see `Recomputation`; 0 takes any answer.
+        least_margin: see `LinkPlan`.
     """
 
     share: float
-    least_margin: float = DEFAULT
+    least_margin: float | None = PROVISIONAL
 
     @property
     def name(self) -> str:
@@ -40,34 +40,36 @@ class QueryStrategy:
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
             return taken(segment, chunk, layers)
 
-        ranges = lay_out(prompt, layers, chunk_ranges, in_context=True)
+        ranges = lay_out(prompt, knowledge, chunk_ranges, in_context=True)
         plan = LinkPlan(self.name, prompt.tokens, layers, ranges, leaving=prompt.slid_rows)
-        candidates = dict.fromkeys(unread_rows(prompt), self.share)
-        return replace(plan, recomputation=recomputation(prompt, candidates, self.least_margin))
+        candidates = dict.fromkeys(unread_rows(prompt, knowledge.anchor), self.share)
+        again = recomputation(prompt, candidates)
+        return replace(plan, recomputation=again, least_margin=None if again is None else self.least_margin)
 
 
-def unread_rows(prompt: Prompt) -> tuple[Rows, ...]:
-    """Return the rows that may be chosen: of visible chunks with canonical rows, unless they are at row 0."""
-    question = question_rows(prompt)
+def unread_rows(prompt: Prompt, anchor: tuple[int, ...] = (), new: Container[str] = ()) -> tuple[Rows, ...]:
+    """Return the rows that may be chosen: of visible chunks with canonical rows, but for one right after the anchor.
+
+    Args:
+        prompt: the prompt.
+        anchor: token ids that canonical rows were prefilled after.
+        new: ids of chunks that count as having canonical rows, as they will be prefilled.
+    """
+    question = prompt.question_rows[0]
     return tuple(
-        (segment.start, min(segment.stop, question[0]))
+        (segment.start, min(segment.stop, question))
         for segment in prompt.segments
         if isinstance(segment.part, ChunkPart)
-        and segment.part.state is RowState.CANONICAL
+        and (segment.part.state is RowState.CANONICAL or segment.part.chunk.id in new)
         and not segment.part.slid
-        and 0 < segment.start < question[0]
+        and segment.start < question
+        and not prompt.leads(segment, anchor)
     )
 
 
-def question_rows(prompt: Prompt) -> Rows:
-    """Return the rows after the last chunk; the last row alone where a chunk ends the prompt."""
-    last = max((segment.stop for segment, _ in prompt.chunk_segments), default=0)
-    return min(last, prompt.tokens - 1), prompt.tokens
-
-
-def recomputation(prompt: Prompt, candidates: Mapping[Rows, float], least_margin: float) -> Recomputation | None:
+def recomputation(prompt: Prompt, candidates: Mapping[Rows, float]) -> Recomputation | None:
     """Return the second pass over a share of the rows of each range; None without any. The best of all are chosen."""
     if not candidates:
         return None
     budget = ceil(sum(share * (stop - start) for (start, stop), share in candidates.items()) - ROUNDING)
-    return Recomputation(tuple(candidates), budget, question_rows(prompt), least_margin=least_margin)
+    return Recomputation(tuple(candidates), budget, prompt.question_rows)

@@ -1,25 +1,21 @@
 """Strategies by name: the string carries the knob."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from emblema.errors import StrategyError
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy, strategy_name
-from emblema.link.strategies.basis import Basis
 from emblema.link.strategies.blind import Blind
 from emblema.link.strategies.cacheblend import CacheBlend
 from emblema.link.strategies.first_tokens import FirstTokens
 from emblema.link.strategies.full import Full
 from emblema.link.strategies.full_reuse import FullReuse
-from emblema.link.strategies.lowrank_keys import LowRankKeys
 from emblema.link.strategies.orbit import OrbitStrategy
-from emblema.link.strategies.pair import Pair
 from emblema.link.strategies.patch import PatchStrategy
 from emblema.link.strategies.prefix import Prefix
 from emblema.link.strategies.query import QueryStrategy
-from emblema.link.strategies.reprefill import Reprefill
 from emblema.link.strategies.vlcache import VLCache
 
 LARGEST_RANK = 65_536
@@ -45,24 +41,34 @@ class StrategyKind:
 NUMBER = r"(?P<number>[0-9]+(?:[.][0-9]+)?)"
 
 
-def _whole(match: re.Match[str], what: str) -> int:
+def whole_number(match: re.Match[str], what: str) -> int:
+    """Return the number of a name.
+
+    Raises:
+        StrategyError: it is not whole, or out of range.
+    """
     number = int(match["number"]) if match["number"].isdecimal() else 0
     if not 1 <= number <= LARGEST_RANK:
         raise StrategyError(f"{match[0]!r}: {what} must be a whole number from 1 to {LARGEST_RANK}")
     return number
 
 
-def _percent(match: re.Match[str]) -> float:
-    percent = float(match["number"])
-    if not 0 < percent <= 100:
+def percent(match: re.Match[str]) -> float:
+    """Return the percentage of a name.
+
+    Raises:
+        StrategyError: it is out of range.
+    """
+    found = float(match["number"])
+    if not 0 < found <= 100:
         raise StrategyError(f"{match[0]!r}: the share must be above 0 and at most 100 percent")
-    return percent
+    return found
 
 
 def _patch(match: re.Match[str]) -> Strategy:
     deep = match["deep"] is not None
     if match["percent"] is None:
-        return PatchStrategy(rank=_whole(match, "the rank"), deep=deep)
+        return PatchStrategy(rank=whole_number(match, "the rank"), deep=deep)
     share = float(match["number"]) / 100
     if not 0 < share <= 1:
         raise StrategyError(f"{match[0]!r}: the share must be above 0% and at most 100%")
@@ -70,8 +76,7 @@ def _patch(match: re.Match[str]) -> Strategy:
 
 
 def _mpic(match: re.Match[str]) -> Strategy:
-    tokens = None if match["number"] is None else _whole(match, "the number of tokens")
-    return FirstTokens("mpic", tokens, relocated=match["raw"] is None)
+    return FirstTokens("mpic", None if match["number"] is None else whole_number(match, "the number of tokens"))
 
 
 KINDS: tuple[StrategyKind, ...] = (
@@ -102,96 +107,63 @@ KINDS: tuple[StrategyKind, ...] = (
         "orbit-M",
         "one rank-M patch that serves every ordering of the chunks before it",
         rf"orbit-{NUMBER}",
-        lambda match: OrbitStrategy(_whole(match, "the rank")),
-    ),
-    StrategyKind(
-        "basis-M",
-        "a patch on M directions shared with other items, only coefficients its own",
-        rf"basis-{NUMBER}",
-        lambda match: Basis(_whole(match, "the rank")),
+        lambda match: OrbitStrategy(whole_number(match, "the rank")),
     ),
     StrategyKind(
         "query-R%",
         "the R % of chunk tokens that the question attends most computed again; in full where that leaves it unsure",
         rf"query-{NUMBER}%",
-        lambda match: QueryStrategy(_percent(match) / 100),
-    ),
-    StrategyKind(
-        "pair",
-        "chunks with what their rows are known to take from each single chunk before them; learnt from other prompts",
-        "pair",
-        lambda match: Pair(),
-    ),
-    StrategyKind(
-        "pair+query-R%",
-        "the same, and the R % of chunk tokens that the question attends most computed again, as by query-R%",
-        rf"pair[+]query-{NUMBER}%",
-        lambda match: Pair(_percent(match) / 100),
+        lambda match: QueryStrategy(percent(match) / 100),
     ),
     StrategyKind(
         "mpic-K | mpic-all",
-        "text and the first K tokens of every chunk computed, in one step; -raw: chunks not relocated",
-        rf"mpic-(?:{NUMBER}|all)(?P<raw>-raw)?",
+        "text and the first K tokens of every chunk computed, in one step",
+        rf"mpic-(?:{NUMBER}|all)",
         _mpic,
     ),
     StrategyKind(
         "full-reuse",
-        "text computed blind to all chunks, then the last token over both; -raw: chunks not relocated",
-        "full-reuse(?P<raw>-raw)?",
-        lambda match: FullReuse(relocated=match["raw"] is None),
+        "text computed blind to all chunks, then the last token over both",
+        "full-reuse",
+        lambda match: FullReuse(),
     ),
     StrategyKind(
         "cacheblend-R",
         "the R % of chunk tokens whose KV deviates most computed again, in context",
         rf"cacheblend-{NUMBER}",
-        lambda match: CacheBlend(_percent(match)),
-    ),
-    StrategyKind(
-        "cacheblend2-R",
-        "the same in two steps, text computed before and blind to all chunks",
-        rf"cacheblend2-{NUMBER}",
-        lambda match: CacheBlend(_percent(match), two_steps=True),
+        lambda match: CacheBlend(percent(match)),
     ),
     StrategyKind(
         "epic-K",
         "LegoLink: text and the first K tokens of every chunk computed",
         rf"epic-{NUMBER}",
-        lambda match: FirstTokens("epic", _whole(match, "the number of tokens")),
+        lambda match: FirstTokens("epic", whole_number(match, "the number of tokens")),
     ),
     StrategyKind(
         "vlcache-R",
         "the first tokens of every chunk computed, R % on average, fewer in deeper layers",
         rf"vlcache-{NUMBER}",
-        lambda match: VLCache(_percent(match)),
+        lambda match: VLCache(percent(match)),
     ),
     StrategyKind(
         "vlcache-R-uniform",
         "the first R % of every chunk's tokens computed in every layer",
         rf"vlcache-{NUMBER}-uniform",
-        lambda match: VLCache(_percent(match), uniform=True),
+        lambda match: VLCache(percent(match), uniform=True),
     ),
     StrategyKind(
         "sink", "text and the first four tokens of every chunk computed", "sink", lambda match: FirstTokens("sink")
     ),
-    StrategyKind(
-        "lowrank-k-M",
-        "chunks with their own keys rebuilt from rank-M factors: a control",
-        rf"lowrank-k-{NUMBER}",
-        lambda match: LowRankKeys(_whole(match, "the rank")),
-    ),
-    StrategyKind(
-        "reprefill-deep-F",
-        "chunks computed again in the deepest F % of the layers, from a kept residual stream",
-        rf"reprefill-deep-{NUMBER}",
-        lambda match: Reprefill(_percent(match), deep=True),
-    ),
-    StrategyKind(
-        "reprefill-shallow-F",
-        "chunks computed again in the shallowest F % of the layers only",
-        rf"reprefill-shallow-{NUMBER}",
-        lambda match: Reprefill(_percent(match), deep=False),
-    ),
 )
+
+DROPPED: tuple[tuple[str, str], ...] = (
+    (r"basis-.*|lowrank-k-.*", "patch-M"),
+    (r"reprefill-.*", "query-R%, or full"),
+    (r"cacheblend2-.*", "cacheblend-R"),
+    (r"mpic-.*-raw", "mpic-K"),
+    (r"full-reuse-raw", "full-reuse"),
+)
+"""Names of former strategies, which only comparisons of papers need, and what to use."""
 
 
 def strategies() -> dict[str, str]:
@@ -199,8 +171,8 @@ def strategies() -> dict[str, str]:
     return {kind.usage: kind.summary for kind in KINDS}
 
 
-def parse(name: str | Strategy) -> Strategy:
-    """Return the strategy of a name such as `full` or `patch-25%`.
+def parse(name: str | Strategy, kinds: Sequence[StrategyKind] = KINDS) -> Strategy:
+    """Return the strategy of a name such as `full` or `patch-25%`, one of some kinds.
 
     Raises:
         StrategyError: the name is unknown, or its knob is out of range.
@@ -208,9 +180,12 @@ def parse(name: str | Strategy) -> Strategy:
     wanted = strategy_name(name)
     if not isinstance(name, str):
         return name
-    for kind in KINDS:
+    for kind in kinds:
         match = re.fullmatch(kind.pattern, wanted)
         if match is not None:
             return kind.make(match)
-    known = ", ".join(kind.usage for kind in KINDS)
+    for pattern, successor in DROPPED:
+        if re.fullmatch(pattern, wanted):
+            raise StrategyError(f"the strategy {name!r} is no longer offered: use {successor}")
+    known = ", ".join(kind.usage for kind in kinds)
     raise StrategyError(f"unknown strategy {name!r}: choose one of {known}")

@@ -9,6 +9,7 @@ from emblema.models.families.base import Family
 def families() -> tuple[Family, ...]:
     """Return an object per family; they hold no state."""
     from emblema.models.families.gemma3 import Gemma3
+    from emblema.models.families.gemma4 import Gemma4
     from emblema.models.families.glm4v import Glm4v
     from emblema.models.families.idefics3 import Idefics3
     from emblema.models.families.internvl import InternVL
@@ -30,6 +31,7 @@ def families() -> tuple[Family, ...]:
         Idefics3(),
         Mistral3(),
         Gemma3(),
+        Gemma4(),
         Kimi(),
         Omni(),
         Qwen3Omni(),

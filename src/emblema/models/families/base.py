@@ -1,7 +1,7 @@
 """What a family of models must say for itself; everything else is generic."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from emblema.errors import MediaError, ModelError
 from emblema.kv.chunk import ChunkKind
 from emblema.models.positions import Grid
+from emblema.models.video_settings import VideoSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,23 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Toolkit:
-    """The parts of a processor that families use, and the model's configuration."""
+    """The parts of a processor that families use, and the model's configuration.
+
+    Attributes:
+        video: the settings of the checkpoint's video processor, where it has one.
+        options: what the image processor is told beside each picture.
+    """
 
     config: Any
     tokenizer: Any
     image_processor: Any = None
     feature_extractor: Any = None
+    video: VideoSettings | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def for_frames(self) -> "Toolkit":
+        """Return a toolkit whose image processor treats pictures as the checkpoint's video processor treats frames."""
+        return self if self.video is None else replace(self, options=self.video.options(self.image_processor))
 
     def ids(self, *tokens: str) -> list[int]:
         """Return ids of special tokens that the tokenizer must know."""
@@ -68,10 +80,27 @@ class Toolkit:
             raise ModelError("This model came without an image processor; load it with one to add pictures.")
         pictures = [image.convert("RGB") for image in images]
         try:
-            return dict(self.image_processor(images=pictures, return_tensors="pt", **options))
+            return dict(self.image_processor(images=pictures, return_tensors="pt", **{**self.options, **options}))
         except (ValueError, ZeroDivisionError) as error:
             sizes = ", ".join(f"{image.width}x{image.height}" for image in images)
             raise MediaError(f"The model's image processor refused a picture of {sizes} pixels: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class VideoSegment:
+    """A part of a clip.
+
+    Attributes:
+        frames: of one size, evenly spaced.
+        seconds_per_frame: from one frame to the next.
+        start: seconds into the clip of the first.
+        clip_frames: how many frames the whole clip has.
+    """
+
+    frames: Sequence[Image.Image]
+    seconds_per_frame: float
+    start: float
+    clip_frames: int
 
 
 class Family:
@@ -83,8 +112,7 @@ class Family:
         notes: one line for `emblema models`.
         video: `native` (the encoder takes frames as video) or `frames` (each frame is a picture).
         time_stamps: a video segment says in its text when it happens.
-        bidirectional: media tokens of one picture attend each other both ways.
-        window_binds_groups: a sliding layer's window also cuts inside a bidirectional group.
+        full_layers_causal: media tokens of one picture attend each other both ways in sliding layers alone.
         softcap: whether the model squashes its logits by `final_logit_softcapping`.
     """
 
@@ -93,8 +121,7 @@ class Family:
     notes = ""
     video = "frames"
     time_stamps = False
-    bidirectional = False
-    window_binds_groups = True
+    full_layers_causal = False
     softcap = False
 
     def version(self) -> str:
@@ -113,6 +140,10 @@ class Family:
                 return int(found)
         return None
 
+    def bidirectional(self, config: Any) -> bool:
+        """Return whether media tokens of one picture attend each other both ways."""
+        return False
+
     def blanks(self, config: Any) -> tuple[int, ...]:
         """Token ids that the family's own forward embeds as id 0 wherever they stand; features may overwrite them."""
         return ()
@@ -125,15 +156,18 @@ class Family:
         """Prepare a picture: markers, placeholders and the encoder's arguments."""
         raise NotImplementedError
 
-    def prepare_video(
-        self, kit: Toolkit, frames: Sequence[Image.Image], seconds_per_frame: float, start: float = 0.0
-    ) -> Prepared:
-        """Prepare a segment of video, `start` seconds into its clip; as joined pictures without native video."""
-        return join([self.prepare_image(kit, frame) for frame in frames])
+    def prepare_video(self, kit: Toolkit, segment: VideoSegment) -> Prepared:
+        """Prepare a segment of video; as joined pictures without native video."""
+        frames = kit.for_frames()
+        return join([self.prepare_image(frames, frame) for frame in segment.frames])
+
+    def frame_size(self, kit: Toolkit, width: int, height: int, frames: int) -> tuple[int, int] | None:
+        """Return the size to which frames of a clip of so many are scaled before the encoder; None as pictures are."""
+        return None
 
     def prepare_audio(self, kit: Toolkit, samples: Any, rate: int) -> Prepared:
         """Prepare a piece of sound."""
-        raise MediaError(f"{self.name} takes no audio.")
+        raise MediaError(f"{self.name} takes no audio: `emblema models` lists the families that do.")
 
     def encode(self, model: nn.Module, prepared: Prepared) -> Features:
         """Run the encoder: features per media token, in token order."""

@@ -14,7 +14,9 @@ class Gemma3(Family):
     name = "Gemma 3"
     model_types = ("gemma3",)
     notes = "a picture's tokens attend each other both ways; sliding layers with their own rotary table"
-    bidirectional = True
+
+    def bidirectional(self, config: Any) -> bool:
+        return True
 
     def placeholder(self, config: Any, kind: ChunkKind) -> int | None:
         return None if kind == "audio" else super().placeholder(config, "image")

@@ -1,13 +1,12 @@
 """Idefics3 and SmolVLM: rows and columns of tiles, each announced by its tokens, then the whole picture."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from PIL import Image
 
 from emblema.kv.chunk import ChunkKind
-from emblema.models.families.base import Family, Prepared, Toolkit, join, tokens
+from emblema.models.families.base import Family, Prepared, Toolkit, VideoSegment, join, tokens
 
 
 class Idefics3(Family):
@@ -27,10 +26,9 @@ class Idefics3(Family):
     def prepare_image(self, kit: Toolkit, image: Image.Image) -> Prepared:
         return self._views(kit, image)
 
-    def prepare_video(
-        self, kit: Toolkit, frames: Sequence[Image.Image], seconds_per_frame: float, start: float = 0.0
-    ) -> Prepared:
-        return join([self._views(kit, frame, do_image_splitting=False) for frame in frames])
+    def prepare_video(self, kit: Toolkit, segment: VideoSegment) -> Prepared:
+        frames = kit.for_frames()
+        return join([self._views(frames, frame, do_image_splitting=False) for frame in segment.frames])
 
     def _views(self, kit: Toolkit, image: Image.Image, **options: Any) -> Prepared:
         batch = kit.images([image], return_row_col_info=True, **options)

@@ -1,12 +1,11 @@
 """InternVL: tiles of a fixed number of tokens between <img> and </img>."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from PIL import Image
 
 from emblema.kv.chunk import ChunkKind
-from emblema.models.families.base import Family, Prepared, Toolkit, join, tokens
+from emblema.models.families.base import Family, Prepared, Toolkit, VideoSegment, join, tokens
 
 
 class InternVL(Family):
@@ -27,10 +26,9 @@ class InternVL(Family):
     def prepare_image(self, kit: Toolkit, image: Image.Image) -> Prepared:
         return self._tiles(kit, image, crop=True)
 
-    def prepare_video(
-        self, kit: Toolkit, frames: Sequence[Image.Image], seconds_per_frame: float, start: float = 0.0
-    ) -> Prepared:
-        return join([self._tiles(kit, frame, crop=False) for frame in frames])
+    def prepare_video(self, kit: Toolkit, segment: VideoSegment) -> Prepared:
+        frames = kit.for_frames()
+        return join([self._tiles(frames, frame, crop=False) for frame in segment.frames])
 
     def _tiles(self, kit: Toolkit, image: Image.Image, crop: bool) -> Prepared:
         batch = kit.images([image], crop_to_patches=crop)

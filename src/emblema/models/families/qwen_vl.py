@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from emblema.errors import MediaError
 from emblema.kv.chunk import ChunkKind
-from emblema.models.families.base import Family, Features, Prepared, Toolkit, feature_path, joined, tokens
+from emblema.models.families.base import Family, Features, Prepared, Toolkit, VideoSegment, feature_path, joined, tokens
 from emblema.models.positions import Grid
 
 
@@ -41,17 +41,27 @@ class QwenVL(Family):
         features = {"pixel_values": batch["pixel_values"], "image_grid_thw": batch["image_grid_thw"]}
         return Prepared("image", tokens(self.wrap(kit, "image", grid.tokens)), features, (grid,))
 
-    def prepare_video(
-        self, kit: Toolkit, frames: Sequence[Image.Image], seconds_per_frame: float, start: float = 0.0
-    ) -> Prepared:
-        pixels, sizes = video_patches(kit, frames)
+    def prepare_video(self, kit: Toolkit, segment: VideoSegment) -> Prepared:
+        pixels, sizes = self.video_patches(kit, segment)
         steps, height, width = (int(size) for size in sizes[0])
         merge = self.merge(kit)
         before, _ = self.markers(kit, "video")
-        interval = self.interval(kit.config, seconds_per_frame * temporal_patch(kit))
+        interval = self.interval(kit.config, segment.seconds_per_frame * temporal_patch(kit))
         grid = Grid(len(before), steps, height // merge, width // merge, interval)
         features = {"pixel_values_videos": pixels, "video_grid_thw": sizes}
         return Prepared("video", tokens(self.wrap(kit, "video", grid.tokens)), features, (grid,))
+
+    def frame_size(self, kit: Toolkit, width: int, height: int, frames: int) -> tuple[int, int] | None:
+        if kit.video is None:
+            return None
+        factor = int(kit.config.vision_config.patch_size) * self.merge(kit)
+        return kit.video.frame_size(width, height, frames, factor, temporal_patch(kit))
+
+    def video_patches(self, kit: Toolkit, segment: VideoSegment) -> tuple[Tensor, Tensor]:
+        """Return the encoder's input for a segment, its frames scaled as the checkpoint's video processor does."""
+        sizes = {frame.size for frame in segment.frames}
+        size = self.frame_size(kit, *sizes.pop(), segment.clip_frames) if len(sizes) == 1 else None
+        return video_patches(kit, segment.frames, size)
 
     def interval(self, config: Any, seconds_per_step: float) -> float:
         """Positions from one grid step to the next: seconds for Qwen2.5-VL, one for Qwen2-VL."""
@@ -73,10 +83,8 @@ class Qwen3VL(QwenVL):
     notes = "M-RoPE interleaved, deepstack; native video with time stamps"
     time_stamps = True
 
-    def prepare_video(
-        self, kit: Toolkit, frames: Sequence[Image.Image], seconds_per_frame: float, start: float = 0.0
-    ) -> Prepared:
-        pixels, sizes = video_patches(kit, frames)
+    def prepare_video(self, kit: Toolkit, segment: VideoSegment) -> Prepared:
+        pixels, sizes = self.video_patches(kit, segment)
         steps, height, width = (int(size) for size in sizes[0])
         merge, depth = self.merge(kit), temporal_patch(kit)
         before, after = self.markers(kit, "video")
@@ -84,8 +92,8 @@ class Qwen3VL(QwenVL):
         grids = []
         for step in range(steps):
             first = step * depth
-            last = min(first + depth, len(frames)) - 1
-            second = start + (first + last) / 2 * seconds_per_frame
+            last = min(first + depth, len(segment.frames)) - 1
+            second = segment.start + (first + last) / 2 * segment.seconds_per_frame
             ids += [*kit.text(f"<{second:.1f} seconds>"), *before]
             grids.append(Grid(len(ids), 1, height // merge, width // merge))
             ids += [int(kit.config.video_token_id)] * grids[-1].tokens + after
@@ -98,8 +106,12 @@ def temporal_patch(kit: Toolkit) -> int:
     return int(kit.config.vision_config.temporal_patch_size)
 
 
-def video_patches(kit: Toolkit, frames: Sequence[Image.Image]) -> tuple[Tensor, Tensor]:
+def video_patches(
+    kit: Toolkit, frames: Sequence[Image.Image], size: tuple[int, int] | None = None
+) -> tuple[Tensor, Tensor]:
     """Encoder input of a segment, from the stock image processor: pixels [patches, width] and grid [1, 3].
+
+    Frames are scaled to `size`, width and height in pixels; without it as the image processor scales pictures.
 
     The image processor repeats a picture over the temporal patch. A video patch holds successive frames there instead,
     so frame t gives the temporal slice t of its own patches; the last frame is repeated to fill the last patch.
@@ -110,7 +122,13 @@ def video_patches(kit: Toolkit, frames: Sequence[Image.Image]) -> tuple[Tensor, 
         raise MediaError("The frames of a video segment must have one size.")
     depth = temporal_patch(kit)
     padded = [*frames, *[frames[-1]] * (-len(frames) % depth)]
-    batch = kit.images(padded)
+    if size is None:
+        batch = kit.images(padded)
+    else:
+        kit = kit.for_frames()
+        resample = Image.Resampling(int(kit.options.get("resample", Image.Resampling.BICUBIC)))
+        scaled = [frame if frame.size == size else frame.convert("RGB").resize(size, resample) for frame in padded]
+        batch = kit.images(scaled, do_resize=False)
     _, height, width = (int(size) for size in batch["image_grid_thw"][0])
     channels = int(getattr(kit.config.vision_config, "in_channels", None) or 3)
     patches = batch["pixel_values"].reshape(len(padded) // depth, depth, height * width, channels, depth, -1)

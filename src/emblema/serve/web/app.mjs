@@ -1,220 +1,179 @@
-// The page: pictures in an order, a question, and two answers: computed from the start, and with what is kept.
+// The page: pictures in an order, a question, and three answers to it.
 import { h, render } from "preact";
 import { useEffect, useState } from "hooks";
 import htm from "htm";
+import { Answers, Headline } from "./answers.mjs";
+import * as api from "./api.mjs";
+import * as state from "./state.mjs";
+import { Chosen, Shelf, Strip } from "./strip.mjs";
 
 const html = htm.bind(h);
-const DEMO = ["legend-3.png", ...[1, 2, 3, 4, 5, 6, 7].map((number) => `map-0${number}.png`)];
-const QUESTION = "on which land does the moon stand ?";
-const WAYS = [
-  { strategy: "full", name: "Computed from the start" },
-  { strategy: "auto", name: "With what is kept" },
-];
-const SOURCES = [
-  ["taken", "taken as kept"],
-  ["patched", "taken and patched"],
-  ["computed", "computed"],
-];
+const QUESTION = "on which land does the boat stand ?";
+const scheme = () => sessionStorage.getItem("scheme") || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+document.documentElement.dataset.scheme = scheme();
+let counted = 0;
+const token = () => `t${++counted}`;
 
-let key = sessionStorage.getItem("key") || "";
-
-async function call(path, options = {}) {
-  const headers = { ...options.headers, ...(key && { authorization: `Bearer ${key}` }) };
-  const answer = await fetch(path, { ...options, headers });
-  if (answer.ok) return answer;
-  const body = await answer.json().catch(() => null);
-  throw Object.assign(new Error(body?.error?.message || `the server answered ${answer.status}`), { status: answer.status });
+function Theme() {
+  const [shown, setShown] = useState(scheme());
+  const other = shown === "dark" ? "light" : "dark";
+  return html`<button onClick=${() => { sessionStorage.setItem("scheme", other); document.documentElement.dataset.scheme = other; setShown(other); }}>${other === "dark" ? "Dark" : "Light"}</button>`;
 }
 
-async function upload(blob, name) {
-  const form = new FormData();
-  form.append("purpose", "user_data");
-  form.append("file", blob, name);
-  return (await call("/v1/files", { method: "POST", body: form })).json();
-}
-
-async function processed(id) {
-  for (;;) {
-    const file = await (await call(`/v1/files/${id}`)).json();
-    if (file.status === "error") throw new Error(file.status_details);
-    if (file.status === "processed") return file;
-    await new Promise((done) => setTimeout(done, 200));
-  }
-}
-
-async function ask(model, pictures, opening, question, strategy) {
-  const parts = pictures.map((picture) => ({ type: "file", file: { file_id: picture.id } }));
-  const text = (words) => (words ? [{ type: "text", text: words }] : []);
-  const content = [...text(opening), ...parts, ...text(question)];
-  const body = JSON.stringify({ model, strategy, temperature: 0, max_tokens: 64, messages: [{ role: "user", content }] });
-  const headers = { "content-type": "application/json" };
-  return (await call("/v1/chat/completions", { method: "POST", headers, body })).json();
-}
-
-function moved(list, from, to) {
-  const rest = list.filter((_, index) => index !== from);
-  return [...rest.slice(0, to), list[from], ...rest.slice(to)];
-}
-
-function shuffled(list) {
-  const copy = [...list];
-  for (let last = copy.length - 1; last > 0; last--) {
-    const other = Math.floor(Math.random() * (last + 1));
-    [copy[last], copy[other]] = [copy[other], copy[last]];
-  }
-  return copy;
-}
-
-function Picture({ picture, index, count, act }) {
-  const keys = (event) => {
-    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (step && event.altKey) { event.preventDefault(); act.move(index, index + step); }
-    if (event.key === "Delete") act.remove(index);
+function Copy({ body }) {
+  const [said, setSaid] = useState("");
+  const copy = async (name, text) => {
+    try { await navigator.clipboard.writeText(text); setSaid(`${name} copied`); } catch { setSaid(`${name} could not be copied: this address is not secure`); }
   };
-  const dropped = (event) => {
-    const from = event.dataTransfer.getData("text/index");
-    if (from !== "") { event.preventDefault(); event.stopPropagation(); act.move(Number(from), index); }
-  };
-  const label = `Picture ${index + 1} of ${count}: ${picture.name}`;
-  return html`<li class=${picture.error ? "broken" : ""} tabindex="0" draggable="true" aria-label=${label} onKeyDown=${keys}
-      onDragStart=${(event) => event.dataTransfer.setData("text/index", index)} onDragOver=${(event) => event.preventDefault()} onDrop=${dropped}>
-    ${picture.url ? html`<img src=${picture.url} alt="" draggable="false" />` : html`<div class="blank">${picture.name}</div>`}
-    <p class="state">${picture.error || (picture.ready ? "kept" : "being read …")}</p>
-    <div class="buttons">
-      <button aria-label=${`Move ${picture.name} left`} disabled=${index === 0} onClick=${() => act.move(index, index - 1)}>◀</button>
-      <button aria-label=${`Remove ${picture.name}`} onClick=${() => act.remove(index)}>✕</button>
-      <button aria-label=${`Move ${picture.name} right`} disabled=${index + 1 === count} onClick=${() => act.move(index, index + 1)}>▶</button>
-    </div>
-  </li>`;
+  return html`<p class="copy">Copy what was asked as <button onClick=${() => copy("curl", state.asCurl(body, location.origin))}>curl</button> <button onClick=${() => copy("Python", state.asPython(body, location.origin))}>Python</button>${" "}
+    or <button onClick=${() => copy("The link", location.href)}>a link</button> <span role="status">${said}</span></p>`;
 }
 
-function Rows({ report, total }) {
-  const counts = { taken: report.cached_tokens - report.patched_tokens, patched: report.patched_tokens, computed: report.computed_tokens };
-  const said = SOURCES.map(([name, words]) => `${counts[name]} ${words}`).join(", ");
-  return html`<div class="rows" role="img" aria-label=${`Of ${total} rows: ${said}`}>
-      ${SOURCES.map(([name]) => html`<span class=${name} style=${`flex-grow:${counts[name]}`}></span>`)}
-    </div>
-    <p class="key">${SOURCES.map(([name, words]) => html`<span><i class=${name}></i>${counts[name]} ${words}</span>`)}</p>`;
+function Fault({ fault, again }) {
+  if (fault.status === 401) return html`<form class="fault" onSubmit=${(event) => { event.preventDefault(); api.useKey(event.target.elements.key.value); again(); }}>
+    <label>This server needs a key <input name="key" type="password" autocomplete="off" /></label> <button>Use it</button>
+    ${fault.message === "that key is not known" && html`<p class="error" role="alert">${fault.message}</p>`}</form>`;
+  return html`<p class="fault error" role="alert">${fault.message} ${fault.gone && html`<button onClick=${again}>Try again</button>`}</p>`;
 }
 
-function Answer({ way, result, longest }) {
-  const milliseconds = result?.report ? Math.round(result.report.ttft_seconds * 1000) : null;
-  const width = milliseconds === null ? 0 : Math.max(1, (100 * milliseconds) / longest);
-  return html`<section class="answer" aria-label=${way.name}>
-    <h3>${way.name}</h3>
-    <div class="bar"><span class=${way.strategy} style=${`width:${width}%`}></span></div>
-    <p class="time">${milliseconds === null ? (result?.running ? "running …" : " ") : `${milliseconds} ms to the first token`}</p>
-    ${result?.error && html`<p class="error" role="alert">${result.error}</p>`}
-    ${result?.report && html`<p class="text">${result.text || "(no text)"}</p><${Rows} report=${result.report} total=${result.total} />
-      <p class="lane">lane ${result.report.lane}${result.report.remark ? `; ${result.report.remark}` : ""}</p>`}
-  </section>`;
-}
-
-function Kept({ files, act }) {
-  return html`<section><h2>What the server keeps</h2>
-    <ul class="kept">${files.map((file) => html`<li key=${file.id}>
-      <button onClick=${() => act.use(file)} disabled=${file.status !== "processed"}>${file.filename}</button>
-      <span>${Math.ceil(file.bytes / 1024)} KB, ${file.status}</span>
-      <button aria-label=${`Delete ${file.filename}`} onClick=${() => act.drop(file)}>✕</button></li>`)}</ul>
-    ${files.length === 0 && html`<p>Nothing yet.</p>`}</section>`;
-}
-
-function Page() {
+function Page({ demo }) {
   const [model, setModel] = useState(null);
   const [pictures, setPictures] = useState([]);
   const [opening, setOpening] = useState("");
   const [question, setQuestion] = useState(QUESTION);
   const [results, setResults] = useState({});
+  const [asked, setAsked] = useState(null);
   const [files, setFiles] = useState([]);
-  const [busy, setBusy] = useState(false);
+  const [thumbnails, setThumbnails] = useState({});
+  const [working, setWorking] = useState(null);
   const [fault, setFault] = useState(null);
+  const [chosen, setChosen] = useState(null);
+  const [ahead, setAhead] = useState(true);
+  const [made, setMade] = useState({});
+  const [total, setTotal] = useState(state.NOTHING);
 
-  const failed = (error) => setFault(error.status === 401 ? "key" : error.message);
+  const failed = (error) => setFault({ message: error.message, status: error.status, gone: error.gone });
   const refresh = async () => {
     try {
-      setModel((await (await call("/v1/models")).json()).data[0].id);
-      setFiles((await (await call("/v1/files")).json()).data);
+      setModel((await api.listModels())[0].id);
+      const found = await api.listFiles();
+      setFiles(found);
       setFault(null);
-    } catch (error) { failed(error); }
+      for (const file of found.slice(0, 60)) if (file.status === "processed") api.thumbnail(file).then((url) => url && setThumbnails((all) => ({ ...all, [file.id]: url }))).catch(() => {});
+      return found;
+    } catch (error) {
+      failed(error);
+      // The model is being loaded.
+      if (error.status === 503 && error.wait) setTimeout(begin, 1000 * error.wait);
+      return null;
+    }
   };
-  useEffect(() => { refresh(); }, []);
-
-  const change = (token, more) => setPictures((list) => list.map((picture) => (picture.token === token ? { ...picture, ...more } : picture)));
-  const add = async (blob, name) => {
-    const token = crypto.randomUUID?.() || `${name}-${Math.random()}`;
-    const url = blob.type.startsWith("image/") ? URL.createObjectURL(blob) : null;
-    setPictures((list) => [...list, { token, name, url }]);
+  const known = async (file, more) => ({ token: token(), id: file.id, name: file.filename, url: await api.thumbnail(file), chunks: file.emblema.chunks, ...more });
+  const change = (key, more) => setPictures((list) => list.map((picture) => (picture.token === key ? { ...picture, ...more } : picture)));
+  const add = async (source, name, more = {}) => {
+    const key = token();
+    setPictures((list) => [...list, { token: key, name, ...more }]);
     try {
-      const file = await upload(blob, name);
-      change(token, { id: file.id });
-      await processed(file.id);
-      change(token, { ready: true });
-    } catch (error) { change(token, { error: error.message }); if (error.status === 401) failed(error); }
-    refresh();
+      const file = await api.upload(typeof source === "string" ? await (await fetch(source)).blob() : source, name);
+      change(key, { id: file.id, chunks: file.emblema.chunks, url: await api.thumbnail(file) });
+    } catch (error) { change(key, { error: error.message }); if (error.status === 401 || error.gone) { failed(error); return false; } }
+    return true;
   };
-  const addDemo = async () => {
-    for (const name of DEMO) await add(await (await fetch(`/page/demo/${name}`)).blob(), name);
+  // Puts pictures of a link or of the demo into the prompt: those that the server has, and the demo's others.
+  const fill = async (wanted, list) => {
+    setPictures([]);
+    for (const { name, slid } of wanted) {
+      const file = list.find((one) => one.status === "processed" && (one.id === name || (one.filename === name && demo.pictures.includes(name))));
+      if (file) { const picture = await known(file, { slid }); setPictures((all) => [...all, picture]); }
+      else if (!demo.pictures.includes(name)) setPictures((all) => [...all, { token: token(), name, slid, error: "this server does not have it" }]);
+      else if (!(await add(`/page/demo/${name}`, name, { slid }))) return;
+    }
+    await refresh();
   };
+  const busily = async (words, work) => { setWorking(words); try { await work(); } catch (error) { failed(error); } setWorking(null); };
+  const begin = async () => {
+    const found = await refresh(), link = state.fromLink(location.hash);
+    if (found && link && pictures.length === 0) { setQuestion(link.question); setOpening(link.opening); await busily("Reading the pictures …", () => fill(link.pictures, found)); }
+  };
+  useEffect(() => { begin(); }, []);
+  useEffect(() => { if (pictures.length > 0 && working === null) history.replaceState(null, "", state.toLink({ pictures, opening, question }, demo)); }, [pictures, opening, question, working]);
+
+  const addDemo = () => busily("Reading 23 pages, once …", () => fill(demo.pictures.map((name) => ({ name, slid: demo.legends.includes(name) })), files));
+  const addAll = (list) => busily("Reading …", async () => { for (const file of list) if (!(await add(file, file.name))) break; await refresh(); });
   const act = {
-    move: (from, to) => setPictures((list) => (to < 0 || to >= list.length ? list : moved(list, from, to))),
+    move: (from, to) => setPictures((list) => (to < 0 || to >= list.length ? list : state.moved(list, from, to))),
     remove: (index) => setPictures((list) => list.filter((_, other) => other !== index)),
-    drop: async (file) => { try { await call(`/v1/files/${file.id}`, { method: "DELETE" }); } catch (error) { failed(error); }
-      setPictures((list) => list.filter((picture) => picture.id !== file.id)); refresh(); },
-    use: async (file) => { try {
-      const blob = await (await call(`/v1/files/${file.id}/content`)).blob();
-      const image = file.emblema.kind === "image" ? URL.createObjectURL(blob) : null;
-      setPictures((list) => [...list, { token: `${file.id}-${Math.random()}`, id: file.id, name: file.filename, url: image, ready: true }]);
+    slide: (index) => setPictures((list) => list.map((picture, other) => (other === index ? { ...picture, slid: !picture.slid } : picture))),
+    choose: (key) => setChosen((now) => (now === key ? null : key)),
+    question: setQuestion,
+    drop: async (file) => { try { await api.deleteFile(file.id); setPictures((list) => list.filter((picture) => picture.id !== file.id)); await refresh(); } catch (error) { failed(error); } },
+    use: async (id, place) => { try {
+      const picture = await known(files.find((file) => file.id === id));
+      setPictures((list) => { const at = place ?? list.length; return [...list.slice(0, at), picture, ...list.slice(at)]; });
     } catch (error) { failed(error); } },
   };
   const usable = pictures.filter((picture) => picture.id && !picture.error);
-  const run = async (list = usable, words = opening) => {
-    setBusy(true);
+  const run = (list = usable, words = opening, wanted = question) => busily("Asking …", async () => {
     setResults({});
-    // What is kept answers first: the other way leaves the whole prompt behind, which would be taken as it is.
-    for (const way of [...WAYS].reverse()) {
-      setResults((all) => ({ ...all, [way.strategy]: { running: true } }));
-      let result;
-      try {
-        const reply = await ask(model, list, words, question, way.strategy);
-        result = { text: reply.choices[0].message.content, report: reply.emblema, total: reply.usage.prompt_tokens };
-      } catch (error) { result = { error: error.message }; if (error.status === 401) failed(error); }
-      setResults((all) => ({ ...all, [way.strategy]: result }));
+    setFault(null);
+    const order = list.map((picture) => picture.id).join(" ");
+    let spent = made[order] || 0;
+    if (ahead && !(order in made)) {
+      setWorking("Making this order ready, once …");
+      spent = await api.makeReady(list);
+      setMade((all) => ({ ...all, [order]: spent }));
+      setTotal((sum) => ({ ...sum, making: sum.making + spent }));
+      setWorking("Asking …");
     }
-    setBusy(false);
-  };
+    const found = {};
+    // What is kept answers first: the full way leaves the whole prompt behind, which would be taken as it is.
+    for (const strategy of ["auto", "blind", "full"]) {
+      const put = (result) => { found[strategy] = result; setResults({ ...found }); };
+      put({ running: true, text: "" });
+      try { put(await api.ask(api.bodyOf(model, list, words, wanted, strategy), (text) => put({ running: true, text }))); }
+      catch (error) { put({ error: error.message }); if (error.status === 401 || error.gone) { failed(error); break; } }
+    }
+    setAsked({ body: api.bodyOf(model, list, words, wanted, "auto"), spent, right: state.truth(demo, wanted, list), sources: state.sourcesOf(list, found.auto?.report?.parts) });
+    setTotal((sum) => state.added(sum, found));
+  });
   const preset = (list, words) => { setPictures(list); setOpening(words); run(list.filter((picture) => picture.id && !picture.error), words); };
   const presets = [
-    ["Swap two", () => preset(moved(pictures, 0, 1), opening)],
-    ["New opening", () => preset(pictures, `here are ${pictures.length} more pages , number ${1 + Math.floor(Math.random() * 900)} .`)],
-    ["Slide the window", () => preset(pictures.slice(1), opening)],
-    ["New combination", () => preset(shuffled(pictures), opening)],
+    ["New opening", () => preset(pictures, state.newOpening())],
+    ["New order", () => preset(state.reordered(pictures), state.newOpening())],
+    ["Slide the window", () => { const first = pictures.findIndex((picture) => !picture.slid); preset(pictures.map((picture, index) => (index === first ? { ...picture, slid: true } : picture)), opening); }],
   ];
-  const longest = Math.max(1, ...Object.values(results).map((result) => (result.report ? result.report.ttft_seconds * 1000 : 0)));
-  const dropped = (event) => { event.preventDefault(); for (const file of event.dataTransfer.files) add(file, file.name); };
-  const chosen = (event) => { for (const file of event.target.files) add(file, file.name); event.target.value = ""; };
+  const idle = working === null && model !== null;
+  const index = pictures.findIndex((picture) => picture.token === chosen);
+  const dropped = (event) => {
+    event.preventDefault();
+    const file = event.dataTransfer.getData("text/file");
+    if (file) act.use(file); else addAll([...event.dataTransfer.files]);
+  };
 
   return html`<main>
-    <header><h1>Emblema</h1><p>Pictures are read once and kept. Ask about them in any order, two ways: one computes everything again, the other takes what is kept.</p></header>
-    ${fault === "key" && html`<form class="fault" onSubmit=${(event) => { event.preventDefault(); key = event.target.elements.key.value; sessionStorage.setItem("key", key); refresh(); }}>
-      <label>This server needs a key <input name="key" type="password" autocomplete="off" /></label> <button>Use it</button></form>`}
-    ${fault && fault !== "key" && html`<p class="fault error" role="alert">${fault}</p>`}
-    <section class="drop" onDragOver=${(event) => event.preventDefault()} onDrop=${dropped}>
-      <h2>Pictures, in the order in which they are shown</h2>
-      <ol class="strip" aria-label="Pictures; Alt and an arrow key move one, Delete removes it">${pictures.map((picture, index) => html`<${Picture} key=${picture.token} picture=${picture} index=${index} count=${pictures.length} act=${act} />`)}</ol>
-      <p><label class="button">Add pictures or a clip<input type="file" multiple accept="image/*,video/*,application/pdf" onChange=${chosen} /></label>${" "}
-        <button onClick=${addDemo}>Add the demo pictures</button> or drop them here</p>
+    <header><div><h1>Emblema</h1><p>A picture is read once; its rows are kept, and used at any place of any prompt.</p></div><${Theme} /></header>
+    ${fault && html`<${Fault} fault=${fault} again=${begin} />`}
+    <section class="prompt" aria-label="Prompt" onDragOver=${(event) => event.preventDefault()} onDrop=${dropped}>
+      ${pictures.length === 0 ? html`<p class="empty">${working || html`<button class="main" disabled=${!idle} onClick=${addDemo}>Open an atlas of 23 pages</button> or drop pictures, clips and documents here.`}</p>` : html`<${Strip} pictures=${pictures} sources=${asked?.sources || {}} chosen=${chosen} act=${act} />`}
+      ${pictures.length > 0 && html`<p class="key">${[["prefix", "from an earlier prompt"], ["taken", "taken"], ["patched", "patched"], ["computed", "computed"]].map(([name, words]) => html`<span><i class=${name}></i>${words}</span>`)}<span><i class="slid"></i>has left the context</span></p>`}
     </section>
-    <section>
-      <form onSubmit=${(event) => { event.preventDefault(); run(); }}>
-        <label>Question <input name="question" value=${question} onInput=${(event) => setQuestion(event.target.value)} /></label>
-        <button class="main" disabled=${busy || !model || usable.length === 0}>Ask both ways</button>
-      </form>
-      <p class="presets">Change something and ask again: ${presets.map(([name, go]) => html`<button disabled=${busy || usable.length < 2} onClick=${go}>${name}</button> `)}</p>
-      ${opening && html`<p class="opening">Opening: “${opening}” <button onClick=${() => setOpening("")}>Leave it out</button></p>`}
-    </section>
-    <section class="answers" aria-live="polite">${WAYS.map((way) => html`<${Answer} way=${way} result=${results[way.strategy]} longest=${longest} />`)}</section>
-    <${Kept} files=${files} act=${act} />
+    ${index >= 0 && html`<${Chosen} picture=${pictures[index]} index=${index} pictures=${pictures} demo=${demo} act=${act} />`}
+    <form onSubmit=${(event) => { event.preventDefault(); run(); }}>
+      <label>Question <input name="question" value=${question} onInput=${(event) => setQuestion(event.target.value)} /></label>
+      <button class="main" disabled=${!idle || usable.length === 0}>Ask three ways</button>
+    </form>
+    <${Headline} results=${results} total=${total} made=${asked?.spent} working=${pictures.length > 0 ? working : null} />
+    ${Object.keys(results).length > 0 && html`<${Answers} results=${results} right=${working === null && asked ? asked.right : state.truth(demo, question, usable)} />`}
+    ${usable.length > 1 && html`<p class="presets">Change something and ask again: ${presets.map(([name, go]) => html`<button disabled=${!idle} onClick=${go}>${name}</button> `)}</p>`}
+    ${opening && html`<p class="opening">Opening: “${opening}” <button onClick=${() => setOpening("")}>Leave it out</button></p>`}
+    ${usable.length > 0 && html`<div class="chips" role="group" aria-label="Questions that these pictures answer">${state.questionsOf(demo, usable).slice(0, 12).map(({ text }) => html`<button disabled=${!idle} aria-pressed=${text === question} onClick=${() => { setQuestion(text); run(usable, opening, text); }}>${text}</button>`)}</div>`}
+    ${asked && html`<${Copy} body=${asked.body} />`}
+    <p class="about">A legend says which land a colour means; a map has icons on coloured cells; to say where an icon stands, a model has to join the two. Blind reuse takes a map as it was read alone, before any legend: once the legends have left the context, it has to guess.</p>
+    <p><label class="button">Add pictures, clips or documents<input type="file" multiple accept="image/*,video/*,application/pdf" onChange=${(event) => { addAll([...event.target.files]); event.target.value = ""; }} /></label>${" "}
+      ${pictures.length > 0 && html`<button onClick=${() => { setPictures([]); setResults({}); setAsked(null); history.replaceState(null, "", location.pathname); }}>Clear the prompt</button>`}${" "}
+      <label class="check"><input type="checkbox" checked=${ahead} onChange=${(event) => setAhead(event.target.checked)} /> make a new order ready before it is asked about</label></p>
+    <${Shelf} files=${files} thumbnails=${thumbnails} act=${act} />
   </main>`;
 }
 
-render(html`<${Page} />`, document.body);
+state.readDemo().then((demo) => render(html`<${Page} demo=${demo} />`, document.body)).catch(() => { document.body.textContent = "The server is gone: load this page again."; });

@@ -1,7 +1,7 @@
-"""The disk tier: one file a piece, an index that can be made again from them. Nothing here needs torch."""
+"""The disk tier: one file a piece, and a catalogue of them. Nothing here needs torch."""
 
 from emblema.store.disk.entry import DiskEntry
-from emblema.store.disk.reports import CollectReport, DiskStatistics, ScanReport, VerifyReport
-from emblema.store.disk.tier import DiskTier
+from emblema.store.disk.scan import ScanReport
+from emblema.store.disk.tier import CollectReport, DiskTier, VerifyReport
 
-__all__ = ["CollectReport", "DiskStatistics", "DiskTier", "DiskEntry", "ScanReport", "VerifyReport"]
+__all__ = ["CollectReport", "DiskTier", "DiskEntry", "ScanReport", "VerifyReport"]

@@ -1,15 +1,36 @@
-"""What the disk tier knows of a piece without opening it, and the piece's terms in the header of its file."""
+"""What the disk tier knows of a piece without opening it: its row in the catalogue, and the terms in its header."""
 
 import math
-from collections.abc import Callable, Mapping
+import sqlite3
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
+
+from xxhash import xxh3_64_intdigest
 
 from emblema.errors import LoadError, StoreError
+from emblema.store.catalogue import DamagedCatalogueError
 from emblema.store.record import LONGEST, SHARED, Array, RecordHeader, RecordKind, RecordReader, Terms, check_id
 
 TERMS = "terms"
-"""The key of a header's meta under which the tier keeps a piece's terms, so that they outlast the index."""
+"""The key of a header's meta under which the tier keeps a piece's terms, so that they outlast the catalogue."""
+STATEMENTS = (
+    """CREATE TABLE pieces (
+    id TEXT PRIMARY KEY NOT NULL, owner TEXT NOT NULL, kind TEXT NOT NULL, model TEXT NOT NULL, chunks TEXT NOT NULL,
+    bytes INTEGER NOT NULL, stamp INTEGER NOT NULL, created REAL NOT NULL, accessed REAL NOT NULL,
+    priority INTEGER NOT NULL, pinned INTEGER NOT NULL, seconds REAL, idle REAL, expires REAL, checksum BLOB NOT NULL,
+    ends REAL GENERATED ALWAYS AS (min(coalesce(expires, 9e999), coalesce(accessed + idle, 9e999))) VIRTUAL)""",
+    "CREATE INDEX pieces_evicted ON pieces (pinned, priority, accessed, bytes, owner)",
+    "CREATE INDEX pieces_listed ON pieces (owner, kind, bytes)",
+    "CREATE INDEX pieces_ending ON pieces (ends) WHERE expires IS NOT NULL OR idle IS NOT NULL",
+    """CREATE TABLE sources (
+    chunk TEXT NOT NULL, piece TEXT NOT NULL REFERENCES pieces ON DELETE CASCADE, PRIMARY KEY (chunk, piece)
+    ) WITHOUT ROWID""",
+    "CREATE INDEX sources_piece ON sources (piece)",
+)
+_PAGE = 512
+"""Rows that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +44,10 @@ class DiskEntry:
         model: fingerprint of the model that made it.
         bytes: of its file.
         created: Unix time in seconds, as its header has it.
-        accessed: when it was last used, in the tier's steady time.
+        accessed: Unix time in seconds when it was last used.
         terms: how long it is kept.
         chunks: ids of the chunks a patch was made from.
-        expires: when its `seconds` are over, in the tier's steady time; None never.
+        expires: Unix time in seconds when its `seconds` are over; None never.
     """
 
     id: str
@@ -42,7 +63,7 @@ class DiskEntry:
 
     @property
     def ends(self) -> float:
-        """Return when it expires unless it is used before, in the tier's steady time; infinite for never."""
+        """Return the Unix time when it expires unless it is used before; infinite for never."""
         idle = self.terms.idle_seconds
         return min(
             math.inf if self.expires is None else self.expires, math.inf if idle is None else self.accessed + idle
@@ -51,6 +72,62 @@ class DiskEntry:
     def is_of(self, header: RecordHeader) -> bool:
         """Return whether a file's header has the same owner, kind and chunks."""
         return (self.owner, self.kind, self.chunks) == (header.owner, header.kind, header.chunks)
+
+
+class PieceRow(NamedTuple):
+    """A row of `pieces`. One that was read is to be trusted only where it is whole: sqlite has no checksums.
+
+    Attributes:
+        stamp: time of modification of its file in nanoseconds, which with `bytes` tells it from another of its name.
+    """
+
+    id: str
+    owner: str
+    kind: RecordKind
+    model: str
+    chunks: str
+    bytes: int
+    stamp: int
+    created: float
+    accessed: float
+    priority: int
+    pinned: int
+    seconds: float | None
+    idle: float | None
+    expires: float | None
+    checksum: Any = b""
+
+    @classmethod
+    def of(cls, entry: DiskEntry, stamp: int) -> "PieceRow":
+        """Return the row of an entry."""
+        terms = entry.terms
+        ends = [
+            None if moment is None else float(moment) for moment in (terms.seconds, terms.idle_seconds, entry.expires)
+        ]
+        return cls(
+            entry.id, entry.owner, entry.kind, entry.model, " ".join(entry.chunks), entry.bytes, stamp,
+            float(entry.created), float(entry.accessed), terms.priority, int(terms.pinned), *ends,
+        ).summed()  # fmt: skip
+
+    def summed(self) -> "PieceRow":
+        """Return the row with its checksum."""
+        return self._replace(checksum=self._sum())
+
+    def _sum(self) -> Any:
+        return struct.pack("<Q", xxh3_64_intdigest(repr(self[:-1]).encode("utf-8", "surrogatepass")))
+
+    def is_whole(self) -> bool:
+        """Return whether it is as it was written."""
+        return bool(self.checksum == self._sum())
+
+    def entry(self) -> DiskEntry:
+        """Return the entry of a whole row."""
+        terms = Terms(self.priority, bool(self.pinned), self.seconds, self.idle)
+        chunks = tuple(self.chunks.split())
+        return DiskEntry(
+            self.id, self.owner, self.kind, self.model, self.bytes, self.created, self.accessed, terms, chunks,
+            self.expires,
+        )  # fmt: skip
 
 
 class DiskReader:
@@ -84,13 +161,123 @@ class DiskReader:
         self._reader.close()
 
 
+_COLUMNS = ", ".join(PieceRow._fields)
+_SELECT = f"SELECT {_COLUMNS} FROM pieces WHERE"
+
+
+def find_rows(rows: sqlite3.Connection, where: str, *given: object) -> list[PieceRow]:
+    """Return the rows for which a condition holds, whole or not."""
+    return [PieceRow._make(row) for row in rows.execute(f"{_SELECT} {where}", given)]
+
+
+def find_entries(rows: sqlite3.Connection, where: str, *given: object) -> list[DiskEntry]:
+    """Return the entries for which a condition holds.
+
+    Raises:
+        DamagedCatalogueError: the row of one is not what was written.
+    """
+    found = find_rows(rows, where, *given)
+    if not all(row.is_whole() for row in found):
+        raise DamagedCatalogueError("a row's checksum differs")
+    return [row.entry() for row in found]
+
+
+def find_entry(rows: sqlite3.Connection, id: str) -> DiskEntry | None:
+    """Return the entry of an id; errors as `find_entries`."""
+    return next(iter(find_entries(rows, "id = ?", id)), None)
+
+
+def find_many(rows: sqlite3.Connection, ids: Sequence[str]) -> list[DiskEntry]:
+    """Return the entries of those of some ids that are here; errors as `find_entries`."""
+    found: list[DiskEntry] = []
+    for start in range(0, len(ids), _PAGE):
+        given = ids[start : start + _PAGE]
+        found += find_entries(rows, f"id IN ({', '.join('?' * len(given))})", *given)
+    return found
+
+
+def find_page(rows: sqlite3.Connection, after: str, owner: str | None, kind: str | None) -> list[DiskEntry]:
+    """Return the next entries by id, those after an id ("" for the first); none at the end; errors as above."""
+    condition, given = _owned(owner, kind)
+    return find_entries(rows, f"id > ? AND {condition} ORDER BY id LIMIT {_PAGE}", after, *given)
+
+
+def put_row(rows: sqlite3.Connection, row: PieceRow) -> None:
+    """Write a row in place of the one of its id, and which chunks it was made from."""
+    remove_rows(rows, [row.id])
+    rows.execute(f"INSERT INTO pieces ({_COLUMNS}) VALUES ({', '.join('?' * len(row))})", row)
+    put_sources(rows, [row])
+
+
+def put_sources(rows: sqlite3.Connection, written: Collection[PieceRow]) -> None:
+    """Write which chunks the pieces of some rows were made from."""
+    sources = [(chunk, row.id) for row in written for chunk in row.chunks.split()]
+    rows.executemany("INSERT OR IGNORE INTO sources VALUES (?, ?)", sources)
+
+
+def remove_rows(rows: sqlite3.Connection, ids: Collection[str]) -> None:
+    """Remove the rows of some ids, which may be damaged."""
+    rows.executemany("DELETE FROM pieces WHERE id IS ?", [(id,) for id in ids])
+
+
+def change_row(rows: sqlite3.Connection, id: str, accessed: float = 0.0, pinned: bool | None = None) -> bool:
+    """Set the last use of a piece, unless it was used later, and its pin; return whether it is here."""
+    found = next(iter(find_rows(rows, "id = ?", id)), None)
+    if found is None or not found.is_whole():
+        return False
+    pin = found.pinned if pinned is None else int(pinned)
+    changed = found._replace(accessed=max(found.accessed, accessed), pinned=pin).summed()
+    change = "UPDATE pieces SET accessed = ?, pinned = ?, checksum = ? WHERE id = ?"
+    rows.execute(change, (changed.accessed, changed.pinned, changed.checksum, id))
+    return True
+
+
+def totals(rows: sqlite3.Connection, owner: str | None = None, kind: str | None = None) -> tuple[int, int]:
+    """Return how many pieces there are, and their bytes."""
+    condition, given = _owned(owner, kind)
+    count, size = rows.execute(f"SELECT count(*), total(bytes) FROM pieces WHERE {condition}", given).fetchone()
+    return count, int(size)
+
+
+def patches_of(rows: sqlite3.Connection, chunk: str) -> list[str]:
+    """Return the ids of the patches made from a chunk."""
+    return [piece for (piece,) in rows.execute("SELECT piece FROM sources WHERE chunk = ?", (chunk,))]
+
+
+def victims(rows: sqlite3.Connection, bytes: int, spared: Collection[str], owner: str | None = None) -> dict[str, int]:
+    """Return ids, with their bytes, to evict for `bytes` bytes: low priorities and the least recently used first.
+
+    Pinned and spared pieces are not among them; fewer bytes where there is no more to evict.
+    """
+    chosen: dict[str, int] = {}
+    if bytes <= 0:
+        return chosen
+    condition, given = _owned(owner, None)
+    query = f"SELECT id, bytes FROM pieces WHERE pinned = 0 AND {condition} ORDER BY priority, accessed"
+    for id, size in rows.execute(query, given):
+        if id not in spared:
+            chosen[id] = size
+            bytes -= size
+            if bytes <= 0:
+                break
+    return chosen
+
+
+def ended(rows: sqlite3.Connection, now: float) -> list[str]:
+    """Return ids of what has expired."""
+    query = "SELECT id FROM pieces WHERE ends <= ? AND (expires IS NOT NULL OR idle IS NOT NULL)"
+    return [id for (id,) in rows.execute(query, (now,))]
+
+
+def _owned(owner: str | None, kind: str | None) -> tuple[str, list[str]]:
+    given = {name: value for name, value in (("owner", owner), ("kind", kind)) if value is not None}
+    return " AND ".join(["1", *(f"{name} = ?" for name in given)]), list(given.values())
+
+
 def check_header(header: RecordHeader) -> None:
     """Raise StoreError where a header's id, owner or chunks could not be kept."""
-    check_id(header.id)
-    if header.owner != SHARED:
-        check_id(header.owner)
-    for chunk in header.chunks:
-        check_id(chunk)
+    for id in (header.id, *header.chunks, *([] if header.owner == SHARED else [header.owner])):
+        check_id(id)
 
 
 def with_terms(header: RecordHeader, terms: Terms, expires: float | None, now: float) -> RecordHeader:
@@ -104,32 +291,18 @@ def without_terms(header: RecordHeader) -> RecordHeader:
     return replace(header, meta={key: value for key, value in header.meta.items() if key != TERMS})
 
 
-def written_at(header: RecordHeader) -> float | None:
-    """Return the steady time at which the tier wrote this file, if it did."""
-    written = _terms_of(header).get("written")
-    return float(written) if written is not None else None
-
-
 def entry_of(header: RecordHeader, *, bytes: int, accessed: float, pinned: bool) -> DiskEntry:
     """Return the entry of a file from its header.
 
     Raises:
         ValueError: the terms in it are malformed.
     """
-    kept = _terms_of(header)
     terms = replace(terms_of(header, Terms()), pinned=pinned)
+    expires = _terms_of(header).get("expires")
     return DiskEntry(
-        header.id,
-        header.owner,
-        header.kind,
-        header.model,
-        bytes,
-        header.created,
-        accessed,
-        terms,
-        header.chunks,
-        kept.get("expires"),
-    )
+        header.id, header.owner, header.kind, header.model, bytes, header.created, accessed, terms, header.chunks,
+        expires,
+    )  # fmt: skip
 
 
 def terms_of(header: RecordHeader, usual: Terms) -> Terms:

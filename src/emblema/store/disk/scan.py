@@ -1,149 +1,151 @@
-"""Comparing an index with the files, which it is repaired from."""
+"""Comparing the catalogue with the files: after a crash, a damaged catalogue, or changes by hand."""
 
 import os
+import sqlite3
 import stat
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from emblema.errors import LoadError
-from emblema.store.clock import SteadyClock
-from emblema.store.disk.entry import entry_of, written_at
-from emblema.store.disk.folder import PIECES, SUFFIX, Folder
-from emblema.store.disk.index import Index, IndexRow, row_of
-from emblema.store.disk.reports import ScanReport
+from emblema.store.disk import folder as files
+from emblema.store.disk.entry import PieceRow, entry_of, find_rows, put_row, put_sources, remove_rows
 from emblema.store.format import is_passing, open_file
 from emblema.store.record import is_id
 
-_TICK = 1e-6
-"""Seconds by which a file's time of access may differ from its row's."""
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ScanReport:
+    """What a scan of the folder found.
+
+    Attributes:
+        restored: pieces that are there and can be asked for.
+        skipped: paths that are not, each with the reason; what was damaged is out of `pieces/` now.
+        temporary_removed: files that writers left half-written when they were killed.
+        seconds: how long it took.
+        added: pieces among the restored that the catalogue did not know, or knew otherwise.
+        lost: pieces that the catalogue knew and no file holds.
+        notes: what else was put in order, in words: a catalogue that was made again, a folder that cannot be written.
+    """
+
+    restored: int
+    skipped: tuple[tuple[str, str], ...] = ()
+    temporary_removed: int = 0
+    seconds: float = 0.0
+    added: int = 0
+    lost: int = 0
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [f"restored {self.restored} pieces", f"skipped {len(self.skipped)}"]
+        parts += [f"{count} {what}" for count, what in ((self.added, "read again"), (self.lost, "lost")) if count]
+        parts += [f"removed {self.temporary_removed} temporary files"] if self.temporary_removed else []
+        return ", ".join([*parts, *self.notes]) + f" in {self.seconds:.2f} s"
 
 
 @dataclass(slots=True)
 class Scan:
-    """One comparison of every file with its row, which repairs the index.
+    """One comparison of every file with its row, within a change of the catalogue.
 
-    A row is valid while its checksum holds and its file has the length, inode and time of last use that it says;
-    otherwise the file's header is read again. The time tells the file from an earlier one whose inode it got: a power
-    cut may leave the index with the row of that one. Damaged files are quarantined, foreign ones are left alone.
+    A row is that of its file while its checksum holds and the file has its length and time of modification; otherwise
+    the file's header is read again. Rows without a file go, damaged files are set aside, foreign ones stay.
 
     Args:
-        quarantine_bytes: how much quarantine may hold.
+        folder: of the tier.
+        rows: of the catalogue.
+        now: Unix time in seconds.
+        pins: ids that were pinned before there was a catalogue.
     """
 
-    folder: Folder
-    index: Index
-    clock: SteadyClock
-    quarantine_bytes: int
-    _pins: set[str] = field(default_factory=set)
-    _added: int = 0
+    folder: Path
+    rows: sqlite3.Connection
+    now: float
+    pins: Collection[str] = ()
     _skipped: list[tuple[str, str]] = field(default_factory=list)
-    _totals: dict[tuple[bytes, str], tuple[int, int]] = field(default_factory=lambda: defaultdict(lambda: (0, 0)))
-    _parts: set[tuple[bytes, bytes]] = field(default_factory=set)
 
-    def run(self, progress: Callable[[int, int], None] | None = None) -> ScanReport:
-        """Compare all files and repair the index, within a transaction of it.
-
-        Args:
-            progress: called with the number of folders of pieces done, and of all.
-        """
+    def run(self, progress: Progress | None = None) -> ScanReport:
+        """Compare all; `progress` is called with the number of folders of pieces done, and of all."""
         started = time.perf_counter()
-        folder, index = self.folder, self.index
-        self._skipped = list(folder.foreign())
-        removed = folder.remove_temporary() if folder.read_only is None else 0
-        self.clock.reach(index.latest())
-        self._pins = folder.pins()
-        shards = dict(self._shards())
-        lost = 0
-        listed = index.shards()
+        self._skipped = [
+            (name, "not the store's") for name in sorted(os.listdir(self.folder)) if name not in files.KNOWN
+        ]
+        removed = files.remove_abandoned(self.folder)
+        shards = set(self._shards())
+        restored = added = lost = 0
+        patches: list[PieceRow] = []
         for number in range(256):
-            rows = {row.id: row for row in index.shard(number)} if number in listed else {}
-            for file in self._pieces(shards.get(number)):
-                self._compare(file, rows)
-            for key in rows:
-                index.remove_row(key)
-            lost += len(rows)
+            known = {row.id: row for row in find_rows(self.rows, *_in_shard(number))}
+            for id, status in self._pieces(f"{number:02x}") if number in shards else ():
+                old = known.pop(id, None)
+                row = old if old is not None and _agrees(old, status) else self._read(id, status, old)
+                restored, added = restored + (row is not None), added + (row is not None and row is not old)
+                patches += [row] if row is not None and row.chunks else []
+            remove_rows(self.rows, known)
+            lost += len(known)
             if progress is not None:
                 progress(number + 1, 256)
-        index.set_totals(self._totals)
-        if set(index.parts()) != self._parts:
-            index.set_parts(self._parts)
-        index.set_latest(self.clock.now())
-        for id in self._pins:
-            if folder.read_only is None and index.get_row(id) is None:
-                folder.pin(id, False)
-        restored = sum(pieces for pieces, _ in self._totals.values())
-        seconds = time.perf_counter() - started
-        notes = tuple(folder.notes)
-        return ScanReport(restored, tuple(self._skipped), removed, seconds, self._added, lost, notes)
+        sources = {(chunk, row.id) for row in patches for chunk in row.chunks.split()}
+        if set(self.rows.execute("SELECT chunk, piece FROM sources")) != sources:
+            self.rows.execute("DELETE FROM sources")
+            put_sources(self.rows, patches)
+        return ScanReport(restored, tuple(self._skipped), removed, time.perf_counter() - started, added, lost)
 
-    def _shards(self) -> Iterator[tuple[int, str]]:
-        """Yield the folders of pieces, by the first byte of their ids."""
-        with os.scandir(self.folder.path / PIECES) as entries:
-            for entry in entries:
-                named = len(entry.name) == 2 and set(entry.name) <= set("0123456789abcdef")
-                if named and entry.is_dir(follow_symlinks=False):
-                    yield int(entry.name, 16), entry.name
-                else:
-                    self._skipped.append((f"{PIECES}/{entry.name}", "not a folder of pieces"))
+    def _shards(self) -> Iterator[int]:
+        """Yield the numbers of the folders of pieces: the first byte of their ids."""
+        for name, status in files.list_files(self.folder / files.PIECES):
+            if len(name) == 2 and set(name) <= set("0123456789abcdef") and stat.S_ISDIR(status.st_mode):
+                yield int(name, 16)
+            else:
+                self._skipped.append((f"{files.PIECES}/{name}", "not a folder of pieces"))
 
-    def _pieces(self, shard: str | None) -> Iterator[tuple[str, os.stat_result]]:
+    def _pieces(self, shard: str) -> Iterator[tuple[str, os.stat_result]]:
         """Yield ids and status of the plain files in a folder of pieces that have a piece's name."""
-        if shard is None:
-            return
-        with os.scandir(self.folder.path / PIECES / shard) as entries:
-            for file in entries:
-                id = file.name.removesuffix(SUFFIX)
-                try:
-                    status = file.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                if not is_id(id) or id[:2] != shard or id == file.name:
-                    self._skipped.append((f"{PIECES}/{shard}/{file.name}", "not a piece's name"))
-                elif not stat.S_ISREG(status.st_mode):
-                    self._skipped.append((f"{PIECES}/{shard}/{file.name}", "not a plain file"))
-                else:
-                    yield id, status
+        for name, status in list(files.list_files(self.folder / files.PIECES / shard)):
+            id = name.removesuffix(files.SUFFIX)
+            if not is_id(id) or id[:2] != shard or id == name:
+                self._skipped.append((f"{files.PIECES}/{shard}/{name}", "not a piece's name"))
+            elif not stat.S_ISREG(status.st_mode):
+                self._skipped.append((f"{files.PIECES}/{shard}/{name}", "not a plain file"))
+            else:
+                yield id, status
 
-    def _compare(self, file: tuple[str, os.stat_result], rows: dict[bytes, IndexRow]) -> None:
-        """Compare one file with its row, which is taken out of `rows`."""
-        id, status = file
-        key = bytes.fromhex(id)
-        row = rows.pop(key, None)
-        if row is None or not _agrees(row, status, id in self._pins):
-            try:
-                row = self._read(id, status)
-            except (LoadError, ValueError) as error:
-                reason = error.reason if isinstance(error, LoadError) else str(error)
-                self._skipped.append((f"{PIECES}/{id[:2]}/{id}{SUFFIX}", reason))
-                self.index.remove_row(key)
-                if self.folder.read_only is None and not is_passing(error):
-                    self.folder.quarantine(id, status.st_ino, self.quarantine_bytes)
-                return
-            self.index.put_row(row)
-            self._added += 1
-        pieces, size = self._totals[row.owner, row.kind]
-        self._totals[row.owner, row.kind] = pieces + 1, size + status.st_size
-        self._parts.update(row.parts())
+    def _read(self, id: str, status: os.stat_result, old: PieceRow | None) -> PieceRow | None:
+        """Write the row of a file from its header, and return it; its pin and last use are those of a whole row before.
 
-    def _read(self, id: str, status: os.stat_result) -> IndexRow:
-        """Return the row of a file from its header."""
-        with open_file(self.folder.piece(id), id) as reader:
-            header = reader.header
-        self.clock.reach(written_at(header) or 0.0)
-        accessed = min(_accessed(status), self.clock.now())
-        if accessed < _accessed(status) and self.folder.read_only is None:
-            # A use in the future: file and row must agree at the next start.
-            self.folder.set_accessed(id, accessed)
-        entry = entry_of(header, bytes=status.st_size, accessed=accessed, pinned=id in self._pins)
-        return row_of(entry, status.st_ino)
+        A damaged file is set aside: None.
+        """
+        try:
+            with open_file(files.piece_path(self.folder, id), id) as reader:
+                header = reader.header
+            known = old.entry() if old is not None and old.is_whole() else None
+            accessed = min(status.st_mtime, self.now) if known is None else known.accessed
+            pinned = id in self.pins if known is None else known.terms.pinned
+            entry = entry_of(header, bytes=status.st_size, accessed=accessed, pinned=pinned)
+        except (LoadError, ValueError) as error:
+            reason = error.reason if isinstance(error, LoadError) else str(error)
+            self._skipped.append((f"{files.PIECES}/{id[:2]}/{id}{files.SUFFIX}", reason))
+            remove_rows(self.rows, [id])
+            if not is_passing(error):
+                files.set_aside(self.folder, id, status.st_ino)
+            return None
+        row = PieceRow.of(entry, status.st_mtime_ns)
+        put_row(self.rows, row)
+        return row
 
 
-def _agrees(row: IndexRow, status: os.stat_result, pinned: bool) -> bool:
-    same = row.bytes == status.st_size and row.is_of(status.st_ino) and row.pinned == pinned
-    return same and row.is_whole() and abs(row.accessed - _accessed(status)) <= _TICK
+def _agrees(row: PieceRow, status: os.stat_result) -> bool:
+    return row.is_whole() and (row.bytes, row.stamp) == (status.st_size, status.st_mtime_ns)
 
 
-def _accessed(status: os.stat_result) -> float:
-    return status.st_mtime_ns / 1e9
+def _in_shard(number: int) -> tuple[str, ...]:
+    """Return a condition for the ids that start with a byte, and what it takes; all others are with the first or last.
+
+    Numbers come before texts in sqlite's order, and bytes after them.
+    """
+    first, last = f"{number:02x}", f"{number + 1:02x}"
+    if number == 0:
+        return "id < ?", last
+    return ("id >= ?", first) if number == 255 else ("id >= ? AND id < ?", first, last)

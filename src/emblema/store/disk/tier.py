@@ -3,35 +3,76 @@
 import logging
 import os
 import shutil
+import sqlite3
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from emblema.errors import CapacityError, LoadError, StoreError
 from emblema.store import format
-from emblema.store.clock import SteadyClock
-from emblema.store.disk.entry import DiskEntry, DiskReader, check_header, entry_of, with_terms
-from emblema.store.disk.folder import Folder, Temporary
-from emblema.store.disk.index import Index
-from emblema.store.disk.indexed_folder import FolderAwayError, IndexedFolder
-from emblema.store.disk.reports import CollectReport, DiskStatistics, ScanReport, VerifyReport
+from emblema.store.catalogue import FILE, Catalogue, CatalogueError, Tables
+from emblema.store.disk import folder as files
+from emblema.store.disk.entry import (
+    STATEMENTS,
+    DiskEntry,
+    DiskReader,
+    PieceRow,
+    change_row,
+    check_header,
+    ended,
+    entry_of,
+    find_entry,
+    find_many,
+    find_page,
+    patches_of,
+    put_row,
+    remove_rows,
+    totals,
+    victims,
+    with_terms,
+)
+from emblema.store.disk.scan import Progress, Scan, ScanReport
 from emblema.store.format import is_passing
 from emblema.store.record import SHARED, Record, RecordKind, RecordReader, Terms, check_id
 
 _LOG = logging.getLogger(__name__)
 _LARGEST_DEFAULT = 64 * 2**30
-_LARGEST_QUARANTINE = 256 * 2**20
 _TOUCHES = 512
 """Uses that are recorded together, at most."""
 _TOUCH_SECONDS = 2.0
 """Seconds after which uses are recorded."""
-_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What reading everything found.
+
+    Attributes:
+        checked: files that were read to their end.
+        damaged: pieces that did not verify, each with the reason; in quarantine now if repair was asked for.
+        bytes: that were read and verified.
+        scan: of the folder, before the reading; None if repair was not asked for.
+    """
+
+    checked: int
+    damaged: tuple[tuple[str, str], ...]
+    bytes: int
+    scan: ScanReport | None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectReport:
+    """What tidying up removed: expired pieces, files in quarantine, the bytes of both, and what a scan found."""
+
+    expired: int
+    quarantined: int
+    bytes: int
+    scan: ScanReport
 
 
 class DiskTier:
@@ -39,16 +80,20 @@ class DiskTier:
 
     A piece is durable when `write` returns and gone for good when `delete` returns. To make room it evicts pieces of
     the lowest priority first, of these the least recently used; pinned pieces and pieces in use never. The budget
-    counts pieces, files being written and quarantine, not the index (about 500 bytes a piece).
+    counts pieces and files being written, not the catalogue (about 700 bytes a piece).
 
     Args:
         folder: made where it is not there; one that cannot be written is read.
         capacity_bytes: budget; by default half of the bytes that are free or used by this store, at most 64 GiB.
-        clock: seconds since 1970; may jump back.
+        clock: seconds since 1970.
         in_use: ids that may not be evicted now; must not call the tier.
 
     Raises:
         StoreError: the folder is a file, cannot be made, or was written by a later version.
+
+    Attributes:
+        path: of the folder, absolute.
+        report: what was found when the catalogue was opened.
     """
 
     def __init__(
@@ -59,48 +104,47 @@ class DiskTier:
         clock: Callable[[], float] = time.time,
         in_use: Callable[[], Collection[str]] = frozenset,
     ) -> None:
-        self._clock = SteadyClock(clock)
-        self._in_use = in_use
+        self._clock, self._in_use = clock, in_use
         # Guards the counts and the uses.
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        # Uses that the index does not have yet: moments by id.
+        # Uses that the catalogue does not have yet: moments by id.
         self._touched: dict[str, float] = {}
         self._flushed = time.monotonic()
-        self._remembered = 0.0
-        # Damaged pieces that could not be taken out of the folder: not served again.
-        self._distrusted: set[str] = set()
-        limit = _LARGEST_QUARANTINE if capacity_bytes is None else min(_LARGEST_QUARANTINE, capacity_bytes // 8)
-        self._quarantine_bytes = limit
-        self.files = IndexedFolder(os.fspath(folder), self._clock, limit)
-        self.report: ScanReport = self.files.report
-        """What the scan found when the tier was opened."""
+        # Pieces that the catalogue has and that are not served: damaged, or deleted, while no row could be written.
+        self._unserved: set[str] = set()
+        self.path = Path(os.path.realpath(folder))
+        self.report = ScanReport(0)
+        notes = files.prepare(self.path)
+        self.catalogue = Catalogue(self.path / FILE, Tables("pieces", STATEMENTS, self._opened))
         try:
+            if self.catalogue.read_only is not None:
+                self.report = ScanReport(self.count())
+            else:
+                files.forget_old(self.path)
+            self.report = replace(self.report, notes=(*notes, *self.catalogue.notes))
             self.capacity_bytes = self._fit(capacity_bytes)
         except BaseException:
-            self.files.close()
+            self.catalogue.close()
             raise
         (_LOG.warning if self.report.skipped or self.report.lost else _LOG.info)("%s: %s", folder, self.report)
+
+    def _opened(self, rows: sqlite3.Connection, fresh: bool) -> None:
+        """Compare a catalogue that was opened with the files; a new one is filled from them."""
+        pins = files.old_pins(self.path) if fresh else ()
+        self.report = Scan(self.path, rows, self._clock(), pins).run()
+        self._unserved.clear()
+        self._count("rebuilt", int(fresh and self.report.restored > 0))
 
     def _fit(self, capacity_bytes: int | None) -> int:
         """Return the tier's capacity after what is beyond it was evicted."""
         if capacity_bytes is None:
             free = shutil.disk_usage(self.path).free
             capacity_bytes = min(_LARGEST_DEFAULT, (free + self.bytes) // 2)
-        if self._folder.read_only is None:
-            with self.files.change() as index:
-                self._evict(index, index.victims(index.totals()[1] - capacity_bytes, ()))
+        if self.catalogue.read_only is None:
+            with self._change() as rows:
+                self._evict(rows, victims(rows, totals(rows)[1] - capacity_bytes, ()))
         return capacity_bytes
-
-    @property
-    def path(self) -> Path:
-        """Return the folder, absolute."""
-        return self._folder.path
-
-    @property
-    def _folder(self) -> Folder:
-        """Return the open folder; it is opened again if it was away."""
-        return self.files.folder
 
     def use(self, in_use: Callable[[], Collection[str]]) -> None:
         """Set the function that returns the ids that may not be evicted; it must not call the tier."""
@@ -112,7 +156,7 @@ class DiskTier:
         Raises:
             StoreError: the id is none.
         """
-        return self._folder.piece(id)
+        return files.piece_path(self.path, id)
 
     # Looking up
 
@@ -125,14 +169,14 @@ class DiskTier:
         check_id(id)
         try:
             found = self._find(id)
-        except FolderAwayError as error:
+        except CatalogueError as error:
             self._count("failed_reads")
             raise LoadError(id, str(error)) from error
         if found is None or found.owner != owner:
             return None
-        path = self._folder.piece(id)
+        path = self.piece_path(id)
         try:
-            inode = path.lstat().st_ino
+            status = path.lstat()
             reader = format.open_file(path, id)
         except FileNotFoundError:
             self._lost(id)
@@ -141,142 +185,139 @@ class DiskTier:
             self._count("failed_reads")
             raise LoadError(id, str(error)) from error
         except LoadError as error:
-            self._damaged(id, inode, error)
+            self._damaged(id, status.st_ino, error)
             raise
         if not found.is_of(reader.header):
             reader.close()
-            self._count("lost")
-            with suppress(StoreError, OSError):
-                self.files.scan()
-            raise LoadError(id, "its file has another owner, kind or chunks than the index")
+            with suppress(StoreError):
+                self.scan()
+            raise LoadError(id, "its file has another owner, kind or chunks than the catalogue says")
         self._count("hits")
         self.touch([id])
-        return DiskReader(reader, partial(self._damaged, id, inode))
+        return DiskReader(reader, partial(self._damaged, id, status.st_ino))
 
     def entry(self, id: str) -> DiskEntry | None:
         """Return the entry of a piece that has not expired; None also while the folder does not answer."""
         check_id(id)
         try:
             return self._find(id)
-        except FolderAwayError:
+        except CatalogueError:
             self._count("failed_reads")
             return None
 
     def entries_of(self, ids: Sequence[str]) -> list[DiskEntry]:
-        """Return the entries of those of some ids that are here and have not expired; one question to the index.
+        """Return the entries of those of some ids that are here and have not expired; one question to the catalogue.
 
         Raises:
-            FolderAwayError: the folder does not answer.
+            CatalogueError: the folder does not answer.
         """
-        now = self._clock.now()
-        found = self.files.read(lambda index: index.get_many([check_id(id) for id in ids]))
-        return [entry for entry in found if entry.ends > now and entry.id not in self._distrusted]
+        return self._served(self.catalogue.read(lambda rows: find_many(rows, [check_id(id) for id in ids])))
 
     @property
     def version(self) -> tuple[int, int]:
         """Return what is another value after every change of the folder, by any process.
 
         Raises:
-            FolderAwayError: the folder does not answer.
+            CatalogueError: the folder does not answer.
         """
-        return self.files.read(lambda index: (id(index), index.version()))
+        return self.catalogue.version()
 
     def has_patches(self, chunks: Iterable[str]) -> frozenset[str]:
         """Return those of some chunks that any patch was made from.
 
         Raises:
-            FolderAwayError: the folder does not answer.
+            CatalogueError: the folder does not answer.
         """
-        asked = [check_id(chunk) for chunk in chunks]
-        return self.files.read(lambda index: frozenset(chunk for chunk in asked if index.has_patches(chunk)))
+        asked, one = [check_id(chunk) for chunk in chunks], "SELECT 1 FROM sources WHERE chunk = ? LIMIT 1"
+        return self.catalogue.read(lambda rows: frozenset(id for id in asked if rows.execute(one, (id,)).fetchone()))
 
     def _find(self, id: str) -> DiskEntry | None:
-        found = self.files.read(lambda index: index.get(id))
-        if found is None or id in self._distrusted:
+        found = self.catalogue.read(lambda rows: find_entry(rows, id))
+        if found is None:
             return None
-        # A use that is not in the index yet counts.
-        used = self._touched.get(id)
-        if used is not None and used > found.accessed:
-            found = replace(found, accessed=used)
-        now = self._clock.now()
-        if found.ends > now:
-            return found
-        if now - self._remembered > 1.0:
-            # Record the time, so that the piece stays expired if the clock jumps back and the process ends.
-            with self.files.idle() as idle:
-                if idle:
-                    self.record_uses(always=True)
-        return None
+        # A use that is not in the catalogue yet counts.
+        found = replace(found, accessed=max(found.accessed, self._touched.get(id, 0.0)))
+        return next(iter(self._served([found])), None)
+
+    def _served(self, found: Iterable[DiskEntry]) -> list[DiskEntry]:
+        now = self._clock()
+        return [entry for entry in found if entry.ends > now and entry.id not in self._unserved]
 
     def entries(self, owner: str | None = None, kind: RecordKind | None = None) -> Iterator[DiskEntry]:
         """Yield the pieces of an owner and kind that have not expired, by id; changes meanwhile may be seen or not."""
-        if owner is not None and kind is None:
-            yield from self.entries(owner, "chunk")
-            yield from self.entries(owner, "patch")
-            return
-        last, now = "", self._clock.now()
-        while page := self.files.read(lambda index, last=last: index.page(last, owner, kind)):  # type: ignore[misc]
-            yield from (entry for entry in page if entry.ends > now and entry.id not in self._distrusted)
+        last = ""
+        while page := self.catalogue.read(lambda rows, last=last: find_page(rows, last, owner, kind)):  # type: ignore[misc]
+            yield from self._served(page)
             last = page[-1].id
 
     def patches_of(self, chunk: str) -> list[str]:
         """Return the ids of the patches made from a chunk, whether it is here or not."""
-        check_id(chunk)
-        return self.files.read(lambda index: index.patches_of(chunk))
+        return self.catalogue.read(lambda rows: patches_of(rows, check_id(chunk)))
 
     @property
     def bytes(self) -> int:
         """Return the bytes of all pieces' files."""
-        return self.files.read(lambda index: index.totals()[1])
+        return self.catalogue.read(totals)[1]
 
     def bytes_of(self, owner: str) -> int:
         """Return the bytes of an owner's pieces' files."""
-        return self.files.read(lambda index: index.totals(owner)[1])
+        return self.catalogue.read(lambda rows: totals(rows, owner))[1]
 
     def count(self, owner: str | None = None, kind: RecordKind | None = None) -> int:
         """Return how many pieces there are."""
-        return self.files.read(lambda index: index.totals(owner, kind)[0])
+        return self.catalogue.read(lambda rows: totals(rows, owner, kind))[0]
 
     @property
-    def statistics(self) -> DiskStatistics:
+    def statistics(self) -> Counter[str]:
+        """Return counts since the tier was opened: `hits`, `deleted`, `evicted`, `expired`, `quarantined`, `lost`,
+        `failed_writes`, `failed_reads`, and `rebuilt`: how often a catalogue was made of the files.
+        """
         with self._lock:
-            return DiskStatistics(rebuilt=self.files.rebuilt, **self._counts)
+            return Counter(self._counts)
 
     # Uses
 
     def touch(self, ids: Iterable[str]) -> None:
         """Note that pieces were used now. Uses are recorded in batches: a crash loses the last seconds' at most."""
-        now = self._clock.now()
+        now = self._clock()
         with self._lock:
             self._touched.update(dict.fromkeys(ids, now))
             due = len(self._touched) >= _TOUCHES or time.monotonic() - self._flushed >= _TOUCH_SECONDS
         if due:
             # Reading does not wait for a writer.
-            with self.files.idle() as idle:
+            with self.catalogue.idle() as idle:
                 if idle:
                     self.record_uses()
 
-    def record_uses(self, always: bool = False) -> None:
-        """Record the uses so far and the time; without uses, record the time only if `always`."""
+    def record_uses(self) -> None:
+        """Record the uses so far; one that cannot be recorded is dropped: its piece may be evicted earlier."""
         with self._lock:
             self._flushed = time.monotonic()
-        if not (self._touched or always) or self._folder.read_only is not None:
-            return
-        self._remembered = self._clock.now()
-        # A use that cannot be recorded is dropped: its piece may be evicted earlier.
-        with suppress(StoreError, OSError), self.files.change() as index:
-            self._record(index)
+        if self._touched and self.catalogue.read_only is None:
+            with suppress(StoreError), self._change() as rows:
+                self._record(rows)
 
-    def _record(self, index: Index) -> None:
-        """Record the uses so far, in the index and in the files' times; within a change."""
+    def _record(self, rows: sqlite3.Connection) -> None:
         with self._lock:
             touched, self._touched = self._touched, {}
             self._flushed = time.monotonic()
-        index.set_accessed(touched)
         for id, moment in touched.items():
-            self._folder.set_accessed(id, moment)
+            change_row(rows, id, accessed=moment)
 
     # Writing and deleting
+
+    @contextmanager
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        """Change the catalogue and files together; an exception takes back what was changed of the catalogue.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        try:
+            with self.catalogue.change() as rows:
+                yield rows
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be changed: {error.strerror or error}") from error
 
     def write(self, record: Record, terms: Terms) -> None:
         """Write a record, which replaces the one of the same id and owner; it is durable when this returns.
@@ -287,7 +328,7 @@ class DiskTier:
         """
         check_header(record.header)
         try:
-            self._retried(lambda: self._write(record, terms))
+            self.catalogue.retried(lambda: self._write(record, terms))
         except CapacityError:
             self._count("failed_writes")
             raise
@@ -296,80 +337,78 @@ class DiskTier:
             raise StoreError(f"{record.header.id[:12]} could not be written to disk: {error}") from error
 
     def _write(self, record: Record, terms: Terms) -> None:
-        header = record.header
-        now = self._clock.now()
-        expires = None if terms.seconds is None else self._clock.steady(header.created) + terms.seconds
+        header, now = record.header, self._clock()
+        # A moment in the future counts as now.
+        expires = None if terms.seconds is None else min(header.created, now) + terms.seconds
         record = replace(record, header=with_terms(header, terms, expires, now))
         size = format.size(record)
         if size > self.capacity_bytes:
             raise CapacityError(
                 f"{header.id[:12]} has {size} bytes, more than the disk tier's {self.capacity_bytes}: raise its budget"
             )
-        with self._reserve(record, size) as temporary:
+        with closing(self._reserve(record, size)) as temporary:
             if format.write(record, temporary.file) != size:
                 raise StoreError(f"its file was to have {size} bytes and has others")
-            temporary.finish(now)
+            status = temporary.finish()
             entry = entry_of(record.header, bytes=size, accessed=now, pinned=terms.pinned)
             again = False
             try:
-                with self.files.change() as index:
-                    folder, earlier = self._folder, index.get(header.id)
+                with self._change() as rows:
+                    earlier = find_entry(rows, header.id)
                     _check_owner(earlier, header.owner)
                     again = earlier is not None
-                    folder.unfinished = True
-                    index.put(entry, temporary.inode)
-                    folder.place(temporary, header.id)
-                    folder.pin(header.id, terms.pinned)
-            except (StoreError, OSError):
-                # The file may be in its place but not in the index: it counts as not written. In an earlier file's
-                # place it stays, as that one was acknowledged.
-                if not again:
-                    self._folder.withdraw(header.id, temporary.inode)
+                    put_row(rows, PieceRow.of(entry, status.st_mtime_ns))
+                    files.place(self.path, temporary, header.id)
+            except StoreError:
+                # The file may be in its place without a row: it counts as not written. In an acknowledged file's place
+                # it stays.
+                with suppress(OSError):
+                    if not again and self.piece_path(header.id).lstat().st_ino == status.st_ino:
+                        files.delete_pieces(self.path, [header.id])
                 raise
         with self._lock:
             self._touched.pop(header.id, None)
-            self._distrusted.discard(header.id)
+            self._unserved.discard(header.id)
 
-    def _reserve(self, record: Record, size: int) -> Temporary:
+    def _reserve(self, record: Record, size: int) -> files.Temporary:
         """Return an empty file of this size within the budget."""
-        id = record.header.id
-        temporary: Temporary | None = None
+        id, temporary = record.header.id, None
         try:
-            with self.files.change() as index:
-                self._record(index)
-                found = index.get(id)
+            with self._change() as rows:
+                self._record(rows)
+                found = find_entry(rows, id)
                 _check_owner(found, record.header.owner)
-                self._make_room(index, size - (found.bytes if found is not None else 0), id)
-                temporary = self._folder.temporary(size)
+                self._make_room(rows, size - (found.bytes if found is not None else 0), id)
+                temporary = files.new_file(self.path, size)
         except BaseException:
             if temporary is not None:
-                temporary.discard()
+                temporary.close()
             raise
         return temporary
 
-    def _make_room(self, index: Index, bytes: int, keep: str) -> None:
-        """Evict all but `keep` until `bytes` more fit the budget, within a change.
-
-        Files being written and the quarantine count too; the quarantine is emptied where evicting is not enough.
+    def _make_room(self, rows: sqlite3.Connection, bytes: int, keep: str) -> None:
+        """Evict all but `keep` until `bytes` more fit the budget, files being written included, within a change.
 
         Raises:
             StoreError: they do not fit; nothing was evicted.
         """
-        held = index.totals()[1] + self._folder.under_way()
-        victims = index.victims(held + bytes - self.capacity_bytes, {*self._in_use(), keep})
-        freed = sum(victims.values())
-        if held + bytes - freed > self.capacity_bytes:
-            freed += self._folder.shrink_quarantine(0)[1]
-        if held + bytes - freed > self.capacity_bytes:
+        held = totals(rows)[1] + files.bytes_under_way(self.path)
+        chosen = victims(rows, held + bytes - self.capacity_bytes, {*self._in_use(), keep})
+        if held + bytes - sum(chosen.values()) > self.capacity_bytes:
             raise StoreError(
                 f"{self.path}: no room for {bytes} bytes: {held} of {self.capacity_bytes} are held by pieces that are "
                 "pinned, in use or being written; unpin some, or give the disk tier a larger budget"
             )
-        self._evict(index, victims)
+        self._evict(rows, chosen)
 
-    def _evict(self, index: Index, victims: dict[str, int]) -> None:
-        self.files.remove(index, victims.keys(), durable=False)
-        self._count("evicted", len(victims))
+    def _evict(self, rows: sqlite3.Connection, chosen: Collection[str]) -> None:
+        self._remove(rows, chosen)
+        self._count("evicted", len(chosen))
+
+    def _remove(self, rows: sqlite3.Connection, ids: Collection[str]) -> None:
+        """Delete pieces' files, durably, and their rows."""
+        files.delete_pieces(self.path, ids)
+        remove_rows(rows, ids)
 
     def delete(self, id: str, owner: str) -> bool:
         """Delete a record of this owner, and for a chunk every patch made from it; return whether anything was here.
@@ -379,44 +418,40 @@ class DiskTier:
         """
         check_id(id)
         try:
-            try:
-                removed = self._retried(lambda: self._delete(id, owner))
-            except FolderAwayError as error:
-                removed = self._delete_files(id, owner, error)
+            removed = self.catalogue.retried(lambda: self._delete(id, owner))
         except OSError as error:
             raise StoreError(f"{id[:12]} could not be deleted from disk: {error}") from error
         self._count("deleted", removed)
         return removed > 0
 
     def _delete(self, id: str, owner: str) -> int:
-        with self.files.change() as index:
-            patches, chunks = _deleted_with(id, owner, index)
-            # No power cut may leave a patch of a chunk that is gone, not even one that was evicted before.
-            self.files.remove(index, patches)
-            if chunks:
-                self.files.remove(index, chunks)
-            return len(patches) + len(chunks)
-
-    def _delete_files(self, id: str, owner: str, error: FolderAwayError) -> int:
-        """Delete the files where the index cannot be changed; the index follows later."""
-        patches, chunks = self.files.read(partial(_deleted_with, id, owner))
-        going = [*patches, *chunks]
-        with self.files.files_alone() as folder:
-            folder.remove(patches)
-            folder.remove(chunks)
-            self._distrusted.update(going)
-        _LOG.warning("%s: %d files were deleted; the index follows later: %s", self.path, len(going), error)
-        return len(going)
-
-    def _retried(self, change: Callable[[], _Answer]) -> _Answer:
-        """Make a change, and make it again if the index was rebuilt for it."""
-        rebuilt = self.files.rebuilt
+        gone: list[str] = []
         try:
-            return change()
-        except FolderAwayError:
-            if self.files.rebuilt == rebuilt:
+            with self._change() as rows:
+                patches, chunks = self._deleted_with(rows, id, owner)
+                # No power cut may leave a patch of a chunk that is gone.
+                files.delete_pieces(self.path, patches)
+                files.delete_pieces(self.path, chunks)
+                gone = [*patches, *chunks]
+                remove_rows(rows, gone)
+        except CatalogueError as error:
+            if not gone:
                 raise
-            return change()
+            # As on a full disk: without a file, a row is none, and the next scan removes it.
+            self._unserved.update(gone)
+            _LOG.warning("%s: %d files were deleted; their rows follow later: %s", self.path, len(gone), error)
+        return len(gone)
+
+    def _deleted_with(self, rows: sqlite3.Connection, id: str, owner: str) -> tuple[list[str], list[str]]:
+        """Return what is deleted when an owner deletes an id: its patches, and itself where it is here."""
+        found = find_entry(rows, id)
+        if found is not None and found.owner != owner:
+            return [], []
+        patches = patches_of(rows, id)
+        if found is None and owner != SHARED:
+            # The chunk is not here, so its owner is not known: only the tenant's own patches go.
+            patches = [entry.id for entry in find_many(rows, patches) if entry.owner == owner]
+        return patches, [] if found is None else [id]
 
     # Upkeep
 
@@ -427,14 +462,8 @@ class DiskTier:
             StoreError: the folder cannot be written.
         """
         check_id(id)
-        with self.files.change() as index:
-            found, row = index.get(id), index.get_row(id)
-            if found is None or row is None:
-                return False
-            self._folder.unfinished = True
-            self._folder.pin(id, pinned)
-            index.put(replace(found, terms=replace(found.terms, pinned=pinned)), row.inode)
-        return True
+        with self._change() as rows:
+            return change_row(rows, id, pinned=pinned)
 
     def evict(self, owner: str, bytes: int) -> int:
         """Evict at least so many bytes of an owner's pieces, as far as possible; return the bytes evicted.
@@ -444,11 +473,11 @@ class DiskTier:
         """
         if bytes <= 0:
             return 0
-        with self.files.change() as index:
-            self._record(index)
-            victims = index.victims(bytes, set(self._in_use()), owner)
-            self._evict(index, victims)
-            return sum(victims.values())
+        with self._change() as rows:
+            self._record(rows)
+            chosen = victims(rows, bytes, set(self._in_use()), owner)
+            self._evict(rows, chosen)
+            return sum(chosen.values())
 
     def expire(self) -> int:
         """Delete expired pieces that are not in use, and every patch made from them; return how many were deleted.
@@ -456,20 +485,19 @@ class DiskTier:
         Raises:
             StoreError: the folder cannot be written.
         """
-        with self.files.change() as index:
-            self._record(index)
+        with self._change() as rows:
+            self._record(rows)
             in_use = set(self._in_use())
-            ended = [id for id in index.ended(self._clock.now()) if id not in in_use]
-            patches = dict.fromkeys(patch for id in ended for patch in index.patches_of(id))
-            going = [*patches, *(id for id in ended if id not in patches)]
-            if going:
-                self.files.remove(index, patches.keys())
-                self.files.remove(index, going[len(patches) :])
-        self._count("expired", len(going))
-        return len(going)
+            over = [id for id in ended(rows, self._clock()) if id not in in_use]
+            patches = list(dict.fromkeys(patch for id in over for patch in patches_of(rows, id)))
+            chunks = [id for id in over if id not in patches]
+            self._remove(rows, patches)
+            self._remove(rows, chunks)
+        self._count("expired", len(patches) + len(chunks))
+        return len(patches) + len(chunks)
 
     def quarantine(self, id: str, reason: str, inode: int | None = None) -> bool:
-        """Quarantine a damaged piece; return whether it was here. In a read-only folder it is only not served.
+        """Set a damaged piece aside; return whether it was here. In a read-only folder it is only not served.
 
         Args:
             id: of the piece.
@@ -478,18 +506,16 @@ class DiskTier:
         """
         check_id(id)
         try:
-            with self.files.change() as index:
-                self._folder.unfinished = True
-                moved = self._folder.quarantine(id, inode, self._quarantine_bytes)
+            with self._change() as rows:
+                moved = files.set_aside(self.path, id, inode)
                 if moved:
-                    index.remove(id)
-                    self._folder.pin(id, False)
-        except (StoreError, OSError) as error:
-            self._distrusted.add(id)
+                    remove_rows(rows, [id])
+        except StoreError as error:
+            self._unserved.add(id)
             reason, moved = f"{reason}; it stays where it is: {error}", True
         if moved:
             self._count("quarantined")
-            _LOG.warning("%s is out of service: %s", self._folder.piece(id), reason)
+            _LOG.warning("%s is out of service: %s", self.piece_path(id), reason)
         return moved
 
     def _damaged(self, id: str, inode: int, error: LoadError) -> None:
@@ -498,38 +524,52 @@ class DiskTier:
         else:
             self.quarantine(id, error.reason, inode)
 
+    # Comparing the catalogue with the files
+
+    def scan(self, progress: Progress | None = None) -> ScanReport:
+        """Compare the catalogue with all files now; `progress` is called with the folders of pieces done, and all.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        with self._change() as rows:
+            report = Scan(self.path, rows, self._clock()).run(progress)
+        self._unserved.clear()
+        self._count("lost", report.lost)
+        return report
+
     def _lost(self, id: str) -> None:
-        """Remove a piece without a file from the index."""
-        with suppress(StoreError, OSError), self.files.change() as index:
-            if index.get(id) is not None and not self._folder.piece(id).exists():
-                index.remove(id)
+        """Remove the row of a piece without a file; errors are ignored."""
+        with suppress(StoreError), self._change() as rows:
+            if find_entry(rows, id) is not None and not self.piece_path(id).exists():
+                remove_rows(rows, [id])
                 self._count("lost")
 
-    def verify(self, progress: Callable[[int, int], None] | None = None, repair: bool = True) -> VerifyReport:
+    def verify(self, progress: Progress | None = None, repair: bool = True) -> VerifyReport:
         """Read every piece to its end.
 
         Args:
             progress: called with the bytes read so far and the bytes of all.
-            repair: compare the index with the files first, and quarantine damaged files.
+            repair: compare the catalogue with the files first, and set damaged files aside.
 
         Raises:
             StoreError: the folder does not answer.
         """
-        scan = self.files.scan() if repair and self._folder.read_only is None else None
+        scan = self.scan() if repair and self.catalogue.read_only is None else None
         total = self.bytes
         checked = passed = read = 0
         damaged: list[tuple[str, str]] = []
         for entry in self.entries():
-            path = self._folder.piece(entry.id)
+            path = self.piece_path(entry.id)
             try:
                 inode = path.lstat().st_ino
                 with format.open_file(path, entry.id) as reader:
                     format.verify(reader)
                     if not entry.is_of(reader.header):
-                        raise LoadError(entry.id, "its file has another owner, kind or chunks than the index")
+                        raise LoadError(entry.id, "its file has another owner, kind or chunks than the catalogue")
                 passed += entry.bytes
             except FileNotFoundError:
-                # Deleted or evicted since it was listed, unless the index still has it.
+                # Deleted or evicted since it was listed, unless the catalogue still has it.
                 if self.entry(entry.id) is not None:
                     damaged.append((entry.id, "its file is gone"))
                 continue
@@ -545,8 +585,8 @@ class DiskTier:
                 progress(read, total)
         return VerifyReport(checked, tuple(damaged), passed, scan)
 
-    def gc(self, progress: Callable[[int, int], None] | None = None) -> CollectReport:
-        """Delete expired pieces, files that crashed writers left, and the quarantine; compare the index with the files.
+    def gc(self, progress: Progress | None = None) -> CollectReport:
+        """Delete expired pieces, what crashed writers left, and the quarantine; compare the catalogue with the files.
 
         Args:
             progress: called with the number of folders compared so far, and of all folders.
@@ -557,16 +597,16 @@ class DiskTier:
         before = self.bytes
         expired = self.expire()
         freed = before - self.bytes
-        with self.files.change():
-            quarantined, bytes = self._folder.shrink_quarantine(0)
-        scan = self.files.scan(progress)
-        self.files.checkpoint()
+        with self._change():
+            quarantined, bytes = files.clear_quarantine(self.path)
+        scan = self.scan(progress)
+        self.catalogue.checkpoint()
         return CollectReport(expired, quarantined, freed + bytes, scan)
 
     def close(self) -> None:
         """Record the last uses and close the folder; may be called more than once."""
-        self.record_uses(always=True)
-        self.files.close()
+        self.record_uses()
+        self.catalogue.close()
 
     def _count(self, name: str, count: int = 1) -> None:
         with self._lock:
@@ -577,15 +617,3 @@ def _check_owner(found: DiskEntry | None, owner: str) -> None:
     # The shared library's ids are known to all, so a tenant's piece must not block one.
     if found is not None and found.owner != owner and owner != SHARED:
         raise StoreError(f"{found.id[:12]} belongs to another owner: delete it there first")
-
-
-def _deleted_with(id: str, owner: str, index: Index) -> tuple[list[str], list[str]]:
-    """Return what is deleted when an owner deletes an id: its patches, and itself where it is here."""
-    found = index.get(id)
-    if found is not None and found.owner != owner:
-        return [], []
-    patches = index.patches_of(id)
-    if found is None and owner != SHARED:
-        # The chunk is not here, so its owner is not known: only the tenant's own patches go.
-        patches = [patch for patch in patches if (p := index.get(patch)) is not None and p.owner == owner]
-    return patches, [] if found is None else [id]

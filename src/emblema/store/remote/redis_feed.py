@@ -1,13 +1,11 @@
 """The deletions of processes on many machines: a stream in Redis or Valkey."""
 
-from typing import Unpack
+from collections.abc import Mapping
 
-from emblema.errors import LoadError, StoreError
-from emblema.store.deletion_feed import Deletions
-from emblema.store.record import check_id
-from emblema.store.remote.calls import RestingError
-from emblema.store.remote.options import RemoteKeywords, RemoteOptions
-from emblema.store.remote.redis import make_caller, open_redis
+from emblema.store.deletion_feed import FIRST, Deletions
+from emblema.store.record import Name, check_id
+from emblema.store.remote.calls import CallPolicy
+from emblema.store.remote.redis import RedisServer
 
 KEPT = 1_000_000
 """Deletions that the server remembers, about."""
@@ -21,52 +19,50 @@ class RedisFeed:
     that the stream is younger than they are, and delete what they keep.
 
     Args:
-        url, prefix, keywords: as of `RedisTier`.
+        url, prefix, policy: as of `RedisTier`.
         kept: deletions that are remembered.
     """
 
-    def __init__(self, url: str, prefix: str = "emblema", kept: int = KEPT, **keywords: Unpack[RemoteKeywords]) -> None:
-        self._options, self._kept = RemoteOptions(prefix, **keywords), kept
-        self._client, address = open_redis(url, self._options)
-        self._caller = make_caller(url, address, self._options)
+    def __init__(
+        self, url: str, prefix: str = "emblema", kept: int = KEPT, *, policy: CallPolicy | None = None
+    ) -> None:
+        self._server, self._kept = RedisServer(url, policy or CallPolicy()), kept
+        self._client, self._caller = self._server.client, self._server.caller
         self._key = f"{prefix}/deletions"
 
     def publish(self, owner: str, id: str) -> None:
-        self._caller.store(check_id(id), self._add, owner, id)
+        self._caller.call(self._add, owner, check_id(id))
 
     def _add(self, owner: str, id: str) -> None:
         # Twice after an answer that was lost, which does no harm.
         self._client.xadd(self._key, {"owner": owner, "id": id}, maxlen=self._kept, approximate=True)
 
     def read(self, after: str | None) -> Deletions:
-        try:
-            return self._caller.call(self._read, after)
-        except RestingError:
-            raise StoreError("the server of deletions is left alone for a moment") from None
-        except (LoadError, KeyError, ValueError) as error:
-            raise StoreError(f"the deletions cannot be read: {error}") from error
-        except self._caller.failures as error:
-            raise StoreError(f"the deletions cannot be read: {error}") from error
+        return self._caller.call(self._read, after)
 
     def _read(self, after: str | None) -> Deletions:
         pipeline = self._client.pipeline(transaction=True)
         pipeline.xrevrange(self._key, count=1)
-        pipeline.xrange(self._key, min=f"({after or _BEGINNING}", max="+")
-        # The entry that was read last, or an older one, is still there unless the stream was trimmed beyond it.
-        pipeline.xrange(self._key, count=1)
-        last, added, first = pipeline.execute()
-        newest = last[0][0].decode() if last else _BEGINNING
+        pipeline.xrange(self._key, min=after or _BEGINNING, max="+")
+        last, found = pipeline.execute()
+        if not last:
+            owner, id = FIRST
+            return Deletions((), self._client.xadd(self._key, {"owner": owner, "id": id}).decode(), after is not None)
+        newest = last[0][0].decode()
         if after is None:
             return Deletions((), newest)
-        names = tuple((fields[b"owner"].decode(), fields[b"id"].decode()) for _, fields in added)
-        lost = _order(after) > _order(newest)
-        trimmed = after != _BEGINNING and bool(first) and _order(first[0][0].decode()) > _order(after)
-        return Deletions(names, newest, gap=lost or trimmed or (after == _BEGINNING and len(names) >= self._kept))
+        # The entry that was read last is still there, unless it was trimmed, or the stream is another.
+        whole = bool(found) and found[0][0].decode() == after
+        names = [_name(fields) for _, fields in found[1:]]
+        if not whole or None in names:
+            return Deletions((), newest, gap=True)
+        return Deletions(tuple(name for name in names if name is not None), newest)
 
     def close(self) -> None:
-        self._client.connection_pool.disconnect()
+        self._server.close()
 
 
-def _order(position: str) -> tuple[int, int]:
-    first, _, second = position.partition("-")
-    return int(first), int(second)
+def _name(fields: Mapping[bytes, bytes]) -> Name | None:
+    """Return what an entry deletes; None for one of another form, which may delete anything."""
+    owner, id = fields.get(b"owner"), fields.get(b"id")
+    return None if owner is None or id is None else (owner.decode(errors="replace"), id.decode(errors="replace"))

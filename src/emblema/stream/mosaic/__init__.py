@@ -1,1 +1,1 @@
-"""Mosaic's memory (arXiv 2604.10060): clusters on two levels, their rows on the host, their centroids on the device."""
+"""Memories after Mosaic (arXiv 2604.10060): single frames, the default, and clusters, as in the paper."""

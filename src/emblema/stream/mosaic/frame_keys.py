@@ -7,8 +7,6 @@ from torch import Tensor
 
 from emblema.stream.buffers import give_back, grown, host_buffer
 from emblema.stream.lines import LineField
-from emblema.stream.mosaic.kernel_loading import load_kernels
-from emblema.stream.mosaic.kernels import Kernels, rows_of
 from emblema.stream.state import StreamState
 
 MOST, SCALES = 127, torch.bfloat16
@@ -25,15 +23,13 @@ class FrameKeys:
     Args:
         parts: of a frame.
         heads, width: of the keys that queries are matched with.
-        kernels: what they are searched with; the quickest that there are if left out.
 
     Attributes:
         first: the first frame.
         count: frames.
     """
 
-    def __init__(self, parts: int, heads: int, width: int, kernels: Kernels | None = None) -> None:
-        self.kernels = kernels or load_kernels()
+    def __init__(self, parts: int, heads: int, width: int) -> None:
         self.parts, self.heads, self.width = parts, heads, width
         self.first = self.count = self._left = 0
         self._keys = torch.zeros(0, parts, heads, width, dtype=torch.int8)
@@ -44,16 +40,6 @@ class FrameKeys:
     def bytes(self) -> int:
         """Bytes on the host; spare rows, and what was given back, take none."""
         return self._keys[self._left : self.count].nbytes + self._scales[self._left : self.count].nbytes
-
-    @property
-    def rows(self) -> NDArray[numpy.int8]:
-        """Keys less the centre by frame, part and head, [rows, width], without their scales; with spare ones."""
-        return self._keys.view(-1, self.width).numpy()
-
-    @property
-    def scale_bits(self) -> NDArray[numpy.int16]:
-        """Their scales, bit by bit."""
-        return self._scales.view(torch.int16).view(-1).numpy()
 
     @property
     def centre(self) -> Tensor:
@@ -102,9 +88,12 @@ class FrameKeys:
         Args:
             entries: [lists, n], a frame's line times `parts`, and its part.
         """
-        rows = entries * self.heads + heads[:, None]
-        keys, scales = torch.from_numpy(rows_of(self.rows, rows.numpy())), self._scales.view(-1)[rows]
-        return keys.float() * scales.float()[:, :, None]
+        rows = (entries * self.heads + heads[:, None]).numpy()
+        # Keys are taken eight bytes at a time where they are as long, and made longer by torch: several times as quick.
+        kind = numpy.int64 if self.width % 8 == 0 else numpy.int8
+        taken = self._keys.view(-1, self.width).numpy().view(kind).take(rows, axis=0).view(numpy.int8)
+        scales = self._scales.view(torch.int16).view(-1).numpy().take(rows)
+        return torch.from_numpy(taken).float().mul_(torch.from_numpy(scales).view(SCALES).float()[:, :, None])
 
     def logits(self, states: Tensor, entries: NDArray[numpy.int64]) -> Tensor:
         """Return products of queries with keys of their head less the centre's, [heads, queries, n].
@@ -113,9 +102,7 @@ class FrameKeys:
             states: [heads, queries, width], those of all query heads that share a key head.
             entries: [heads, n] as `of_heads`; -1 for none, whose product is of no use.
         """
-        if states.device.type == "cpu":
-            return torch.from_numpy(self.kernels.compare(states.numpy(), self.rows, self.scale_bits, entries))
-        keys = torch.from_numpy(self.kernels.gather(self.rows, self.scale_bits, entries))
+        keys = self.of_heads(torch.from_numpy(entries.clip(0)), torch.arange(self.heads))
         return states @ keys.to(states.device).transpose(1, 2)
 
     def logits_between(self, states: Tensor, low: int, high: int) -> Tensor:

@@ -1,1 +1,0 @@
-"""What `emblema stream` shows: frames coming in, clusters, answers, and what was retrieved for them."""

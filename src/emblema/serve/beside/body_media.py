@@ -1,0 +1,164 @@
+"""Media in bodies for an engine's server: what they name is read, and its bytes are written in its place.
+
+Chat completions, responses and messages have lists of parts in different places, with different names. A part with
+media is written anew, so that no field of a client's reaches the engine beside those that were looked at.
+"""
+
+import base64
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from emblema.serve.faults import ServeError
+
+Form = Literal["chat", "responses", "messages"]
+FORMS: Mapping[str, Form] = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/v1/messages/count_tokens": "messages",
+}
+"""The form of a body by its path."""
+EMBEDDINGS = ("image_embeds", "audio_embeds", "video_embeds", "prompt_embeds")
+_TEXTS = ("text", "input_text", "output_text", "refusal", "thinking", "redacted_thinking", "tool_use")
+_ADDRESSES = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
+
+
+@dataclass(frozen=True, slots=True)
+class MediaReference:
+    """What a part names.
+
+    Attributes:
+        file: id of an upload; None for an address.
+        address: a `data:`, http or https address.
+        kind: image, video or audio, where the part says.
+    """
+
+    file: str | None
+    address: str = ""
+    kind: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMedia:
+    """What was read of it: its kind, its bytes, and where there are tenants a name that is the tenant's own."""
+
+    kind: str
+    data: bytes
+    name: str | None
+
+
+def resolve_media(
+    body: dict[str, Any],
+    form: Form,
+    read: Callable[[MediaReference], ReadMedia],
+    most: int,
+    most_bytes: int,
+    named: Callable[[dict[str, Any], str, str], dict[str, Any]],
+) -> int:
+    """Write what the parts of a body name in their place.
+
+    Args:
+        body: of a request; changed in place.
+        form: of the body.
+        read: reads what a part names.
+        most: parts with media that a request may have.
+        most_bytes: what they may be written as, together: a short id may stand for a large file, and many times.
+        named: returns a chat's part of a kind of media with a name, as the engine takes it.
+
+    Returns:
+        How many bytes were written for media.
+
+    Raises:
+        EmblemaError: a part cannot be read or holds what is not taken, or there are too many.
+    """
+    found: list[tuple[list[Any], int, MediaReference]] = []
+    for parts in _lists_of_parts(body, form):
+        for index, part in enumerate(parts):
+            if not isinstance(part, dict):
+                continue
+            for name in EMBEDDINGS:
+                if name in (part.get("type"), *part):
+                    raise ServeError(400, f"{name} are not taken: send the media themselves", None, name)
+            # An engine would look under this name for a picture that was sent before.
+            part.pop("uuid", None)
+            reference = _reference(part)
+            if reference is not None:
+                found.append((parts, index, reference))
+    if len(found) > most:
+        raise ServeError(400, f"the request has {len(found)} parts with media; {most} may come at once")
+    written = 0
+    for parts, index, reference in found:
+        media = read(reference)
+        written += 4 * -(-len(media.data) // 3)
+        if written > most_bytes:
+            raise ServeError(413, f"the request's media are more than {most_bytes} bytes together", "body_too_large")
+        parts[index] = _part_of(media, form, named)
+    return written
+
+
+def _lists_of_parts(body: dict[str, Any], form: Form) -> Iterator[list[Any]]:
+    turns = body.get("input" if form == "responses" else "messages")
+    for turn in turns if isinstance(turns, list) else ():
+        if not isinstance(turn, dict):
+            continue
+        for name in ("content", "output"):
+            parts = turn.get(name)
+            if isinstance(parts, list):
+                yield parts
+                # Results of tools, in messages.
+                yield from (
+                    part["content"]
+                    for part in parts
+                    if isinstance(part, dict) and isinstance(part.get("content"), list)
+                )
+
+
+def _reference(part: dict[str, Any]) -> MediaReference | None:
+    """Return what a part names; None for one without media."""
+    kind = part.get("type")
+    if kind in _TEXTS:
+        return None
+    if part.get("slid"):
+        raise ServeError(400, "slid is taken by `emblema serve` alone", None, "slid")
+    match part:
+        case {"type": "file", "file": {"file_id": str(id)}} | {"type": "input_file", "file_id": str(id)}:
+            return MediaReference(id)
+        case {"type": "input_image", "file_id": str(id)}:
+            return MediaReference(id, kind="image")
+        case {"type": "file", "file": {"file_data": str(address)}}:
+            return MediaReference(None, address)
+        case {"type": "input_file", "file_data": str(address)} | {"type": "input_file", "file_url": str(address)}:
+            return MediaReference(None, address)
+        case {"type": "image", "source": {"type": "file", "file_id": str(id)}}:
+            return MediaReference(id, kind="image")
+        case {"type": "image", "source": {"type": "url", "url": str(address)}}:
+            return MediaReference(None, address, "image")
+        case {"type": "image", "source": {"data": str(data)}}:
+            return MediaReference(None, f"data:;base64,{data}", "image")
+    for field, kind in _ADDRESSES.items():
+        match part.get(field):
+            case str(address) | {"url": str(address)}:
+                return MediaReference(None, address, kind)
+    if part.get("type") == "cache":
+        raise ServeError(400, "a cache is used in chat completions alone: send its parts themselves")
+    if part.get("type") in ("file", "input_file", "image"):
+        raise ServeError(400, f"a part of type {part['type']} names no file that can be read", None, part["type"])
+    return None
+
+
+def _part_of(
+    media: ReadMedia, form: Form, named: Callable[[dict[str, Any], str, str], dict[str, Any]]
+) -> dict[str, Any]:
+    if form != "chat" and media.kind != "image":
+        raise ServeError(400, f"{media.kind} is taken in chat completions alone, here are {form}")
+    text = base64.b64encode(media.data).decode()
+    # Engines know media by their content.
+    address = f"data:application/octet-stream;base64,{text}"
+    if form == "messages":
+        return {"type": "image", "source": {"type": "base64", "media_type": "application/octet-stream", "data": text}}
+    if form == "responses":
+        return {"type": "input_image", "image_url": address, "detail": "auto"}
+    part = {"type": f"{media.kind}_url", f"{media.kind}_url": {"url": address}}
+    # Without a name an engine's caches of pictures in memory go by the pixels alone, whoever sent them.
+    return part if media.name is None else named(part, media.kind, media.name)

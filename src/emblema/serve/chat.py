@@ -1,0 +1,206 @@
+"""Chat completions: one conversation, and its reply."""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import StreamingResponse
+from pydantic import ValidationError
+
+from emblema.engine.generation import GenerateRequest
+from emblema.errors import MediaError
+from emblema.serve.collections import retrieval_of
+from emblema.serve.deadlines import seconds_left, within
+from emblema.serve.faults import missing
+from emblema.serve.host import Held, Owner
+from emblema.serve.keys import Tenant
+from emblema.serve.messages import ChatRequest, ReadItem, generate_request
+from emblema.serve.parts import CacheContent, MediaContent, refuse_large
+from emblema.serve.replies import Answer, AnswerForm, Choice, CompletionForm, Entries, Json, json_bytes
+from emblema.serve.service import Served, Service
+from emblema.serve.token_logprobs import TokenLogprobs
+from emblema.session.replies import Piece, Reply
+from emblema.session.tool_calls import CallReader
+
+_LATE = "the reply was not begun by its deadline: ask for less, or allow more time"
+_SPARE_SECONDS = 1.0
+"""After its deadline, in which the engine ends a reply itself and says so."""
+ROWS_OF_A_PICTURE = 256
+"""Rows that a part with media is taken to have, for admission."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request for text: whose it is, and what it holds. Routes depend on it."""
+
+    request: Request
+    service: Served
+    tenant: Owner
+    holding: Held
+
+
+Called = Annotated[Call, Depends()]
+
+
+async def chat(body: ChatRequest, call: Called) -> Response:
+    """Answer a conversation."""
+    return await answer_chat(body, CompletionForm(ChatForm(), call.service.settings.name, body.tells_usage), call)
+
+
+async def answer_translated(given: Json, form: AnswerForm, call: Call) -> Response:
+    """Answer the chat completion that a body of another interface was translated to, in that one's form."""
+    try:
+        body = ChatRequest.model_validate(given)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors(), body=given) from error
+    return await answer_chat(body, form, call)
+
+
+async def answer_chat(body: ChatRequest, form: AnswerForm, call: Call) -> Response:
+    """Answer a conversation in an endpoint's form."""
+    service = call.service
+    if body.model != service.settings.name:
+        raise missing("model", body.model)
+    body.refuse_conflicts()
+    refuse_large(service.settings, len(list(body.media)), body.text_length)
+
+    async def ask(answer: Answer) -> PreparedRequest:
+        rows = await _rows_of(body, service, call.tenant)
+        return PreparedRequest(await _asked(body, call, answer), rows)
+
+    logprobs = [TokenLogprobs(service.engine.engine.tokenizer) if body.logprobs else None for _ in range(body.n)]
+    names = [tool["function"]["name"] for tool in body.offered]
+    choices = [Choice(index, each, CallReader(names) if names else None) for index, each in enumerate(logprobs)]
+    return await respond(call, form, choices, ask, body.stream)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """What the engine is asked, and about how many rows the prompt has."""
+
+    request: GenerateRequest
+    rows: int
+
+
+async def respond(
+    call: Call,
+    form: AnswerForm,
+    choices: Sequence[Choice],
+    ask: Callable[[Answer], Awaitable[PreparedRequest]],
+    stream: bool,
+) -> Response:
+    """Return the response to a request.
+
+    Args:
+        call: whose it is.
+        form: how the answer is written.
+        choices: that are wanted.
+        ask: reads what the engine is asked, which may take long.
+        stream: whether it is answered as events.
+    """
+    began, service, request = time.perf_counter(), call.service, call.request
+
+    def note(finished: Reply) -> None:
+        service.metrics.note(finished, time.perf_counter() - began)
+        request.state.lane = finished.usage.lane
+
+    answer = Answer(form, choices, note)
+    deadline = service.settings.deadline
+
+    async def begin() -> AsyncIterator[Piece]:
+        """Read the request and begin its reply; its first piece is waited for, so that a refusal has a status."""
+        asked = await ask(answer)
+        engine, seconds = service.engine_of(call.tenant), seconds_left(request, deadline)
+        pieces = engine.pieces(asked.request, seconds=seconds, rows=asked.rows, choices=len(choices))
+        del asked
+        first = await anext(pieces)
+        # The prompt is in the model: what was decoded for it is let go.
+        call.holding.drop_decoded()
+        return _with_first(first, pieces)
+
+    async def whole() -> Json:
+        return await answer.whole(await begin())
+
+    if stream:
+        pieces = await within(request, deadline + _SPARE_SECONDS, begin(), _LATE)
+        return StreamingResponse(answer.events(await anext(pieces), pieces), media_type="text/event-stream")
+    told = await within(request, deadline + _SPARE_SECONDS, whole(), _LATE)
+    return Response(json_bytes(told), media_type="application/json")
+
+
+class ChatForm:
+    """Choices as chat completions have them."""
+
+    kind, chunk_kind, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def whole(self, choice: Choice) -> Json:
+        """Return a finished choice."""
+        message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.called:
+            message |= {"content": choice.text or None, "tool_calls": choice.called}
+        logprobs = None if choice.logprobs is None else {"content": choice.told, "refusal": None}
+        reason = choice.finish_reason
+        return {"index": choice.index, "message": message, "finish_reason": reason, "logprobs": logprobs}
+
+    def opening(self, choice: Choice) -> Json:
+        """Return what begins the stream of a choice."""
+        return _delta(choice, {"role": "assistant", "content": ""})
+
+    def parts(self, choice: Choice, fresh: str, entries: Entries) -> list[Json]:
+        """Return what a stream tells of a piece; the last part of a choice says why it ended."""
+        parts = [_delta(choice, {"content": fresh}, entries)] if fresh or entries else []
+        if choice.finish_reason is None:
+            return parts
+        for index, call in enumerate(choice.called):
+            parts.append(_delta(choice, {"tool_calls": [{"index": index, **call}]}))
+        return [*parts, _delta(choice, {}, reason=choice.finish_reason)]
+
+
+def _delta(choice: Choice, delta: Json, entries: Entries | None = None, reason: str | None = None) -> Json:
+    logprobs = {"content": entries, "refusal": None} if entries else None
+    return {"index": choice.index, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
+
+
+async def _rows_of(body: ChatRequest, service: Service, tenant: Tenant) -> int:
+    """Return about how many rows a request's prompt has; `ServeError` where it has too much with its caches."""
+    media, characters = len(list(body.media)), body.text_length
+    for part in body.media:
+        if isinstance(part, CacheContent):
+            entry = await service.pools.tables.run(tenant.owner, service.caches.entry, tenant, part.cache.cache_id)
+            media, characters = media + len(entry.files) - 1, characters + entry.characters
+    refuse_large(service.settings, media, characters)
+    return characters // 3 + media * ROWS_OF_A_PICTURE
+
+
+async def _asked(body: ChatRequest, call: Call, answer: Answer) -> GenerateRequest:
+    """Return what the engine is asked, with all media read."""
+    service, tenant, holding = call.service, call.tenant, call.holding
+    engine = service.engine_of(tenant).engine
+
+    async def read(part: MediaContent | CacheContent) -> Sequence[ReadItem]:
+        try:
+            found = await service.content.read(tenant, part, holding, body.kept_seconds(part))
+        except MediaError as error:
+            raise MediaError(f"a part of type {part.type}: {error}") from error
+        answer.written += found.written
+        answer.remarks += [] if found.remark is None else [found.remark]
+        return found.items
+
+    # It looks collections up in this process's memory, or in a small file.
+    retrieval = await service.pools.tables.run(tenant.owner, retrieval_of, body, engine, service.settings)
+    grammar = None
+    if body.held:
+        # It takes some milliseconds, and for the first of a model a second or more.
+        grammar = await service.engine.beside.run(tenant.owner, body.grammar, service.grammars, engine.template)
+    asked = await generate_request(body, read, service.settings.strategy, engine.policy, retrieval, grammar)
+    holding.settle()
+    return asked
+
+
+async def _with_first(first: Piece, others: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
+    yield first
+    async for piece in others:
+        yield piece

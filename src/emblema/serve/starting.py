@@ -1,0 +1,60 @@
+"""What a server finds out before it loads its model: its name, its keys, its address, its strategy.
+
+Nothing here needs torch but a strategy that is not the usual one.
+"""
+
+import socket
+
+from emblema.errors import EmblemaError
+from emblema.models.names import check_model_name
+from emblema.serve.access import check_open
+from emblema.serve.keys import KeyRing
+from emblema.serve.settings import ServeSettings
+
+USUAL_STRATEGY = str(ServeSettings.model_fields["strategy"].default)
+BACKLOG = 1_024
+"""Connections that the system holds until they are taken."""
+
+
+def check_start(settings: ServeSettings) -> None:
+    """Refuse what a server could not start with, but for its address.
+
+    Raises:
+        EmblemaError: the model's name can be none, others would be let in without a key, or there is no such strategy.
+    """
+    check_model_name(settings.model)
+    check_open(KeyRing(settings.folder), settings)
+    if settings.strategy != USUAL_STRATEGY:
+        from emblema.link.strategies.registry import parse
+
+        parse(settings.strategy)
+
+
+def listen_at(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address; port 0 takes a free one.
+
+    Raises:
+        EmblemaError: the address is taken, or is not this machine's.
+    """
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise EmblemaError(
+            f"{address_of(host, port)} cannot be listened at ({error.strerror or error}): end what listens there, or "
+            "choose another address with --host and --port"
+        ) from error
+    return listening
+
+
+def check_address(host: str, port: int) -> None:
+    """Refuse an address that another process will listen at, where that would fail; errors as `listen_at`."""
+    listen_at(host, port).close()
+
+
+def address_of(host: str, port: int) -> str:
+    """Return the address that browsers take, without a path."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

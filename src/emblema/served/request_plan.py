@@ -1,0 +1,437 @@
+"""From a request to a serving engine to a plan: its prompt as chunks and text, and the rows that its pages can take."""
+
+import math
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy
+import torch
+
+from emblema.errors import EmblemaError
+from emblema.kv.chunk import Chunk, Encoded
+from emblema.kv.keys import ArtifactKey
+from emblema.latest import LatestDict
+from emblema.link.lanes import Lane, Trial
+from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowSource
+from emblema.link.policy.decide import COSTS_MORE, rank_of, worth_capturing
+from emblema.link.policy.expectations import Costs, RecentSightings, RowCosts
+from emblema.link.policy.fidelity import MeasuredLanes
+from emblema.link.policy.policy import Policy
+from emblema.link.prompt import ChunkPart, Part, Prompt, Rows, TextPart
+from emblema.link.strategies.auto import Auto
+from emblema.link.strategies.base import Knowledge
+from emblema.link.strategies.registry import parse
+from emblema.models.positions import Grid, chunk_positions
+from emblema.served.model_spec import ModelSpec
+from emblema.served.spans import CachedSpans, unsupported_reason
+from emblema.served.stored import StoreMemory
+from emblema.served.stored_artifacts import StoredArtifacts, chunks_after
+from emblema.store import Store
+from emblema.store.identity import SHARED_SALT, chunk_id, request_salt
+
+PatchNeed = tuple[ArtifactKey, int, tuple[int, ...]]
+"""A patch to be formed: its key, its rank and its layers."""
+
+
+REMEMBERED_STUBS = 1024
+MOST_MET = 256
+"""Tenants whose latest prompts are remembered."""
+NOT_READY = "this server was not made ready for it"
+
+
+@dataclass(frozen=True, slots=True)
+class MediaItem:
+    """A picture or other media of a request, as the engine placed it.
+
+    Attributes:
+        index: its number among the request's media.
+        kind: `image`, `video`, ….
+        identifier: the engine's name of it: a digest of its content, or what the client gave as such.
+        start: row of its first token.
+        tokens: how many rows it takes.
+        grid: frames, height and width in patches, where the model places media on a grid.
+        digest: of what the model is shown, made here; empty where that is not there.
+        seconds: from one step of a video's grid to the next, where the model is told so.
+        runs: rows, counted from its first, that the encoder fills, where there are others between (time stamps).
+    """
+
+    index: int
+    kind: str
+    identifier: str
+    start: int
+    tokens: int
+    grid: tuple[int, int, int] | None = None
+    digest: str = ""
+    seconds: float | None = None
+    runs: tuple[Rows, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRequest:
+    """A request to a serving engine.
+
+    Attributes:
+        token_ids: the prompt's, with a token for each row of media.
+        items: its media in order.
+        salt: what sets the tenant apart, as vLLM's `cache_salt`.
+        options: the request's own, as vLLM's `kv_transfer_params["emblema"]`.
+        refusal: why it has to be computed plainly, whatever is stored; None if it may be linked.
+        source: the engine's own request.
+        digests: makes the digests of the items, which takes a while; None where they have theirs.
+    """
+
+    token_ids: Sequence[int]
+    items: tuple[MediaItem, ...]
+    salt: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    refusal: str | None = None
+    source: Any = None
+    digests: Callable[[], Sequence[str]] | None = None
+
+    def checked(self) -> "ServedRequest":
+        """Return the request with the digests of its items."""
+        if self.digests is None:
+            return self
+        named = zip(self.items, self.digests(), strict=True)
+        return replace(self, items=tuple(replace(item, digest=digest) for item, digest in named), digests=None)
+
+    def why_plain(self) -> str | None:
+        """Return why it has to be computed plainly, whatever is stored; None if it may be linked."""
+        if self.salt == SHARED_SALT.decode():
+            return "its cache_salt is the shared library's"
+        if not all(item.digest for item in self.items):
+            return "a picture is not there to be checked against its name"
+        return self.refusal
+
+    @property
+    def store_salt(self) -> bytes:
+        """The salt of the tenant's store, derived from `cache_salt`."""
+        return request_salt(self.salt) if self.salt else b""
+
+
+@dataclass(slots=True)
+class RequestPlan:
+    """The plan of a request, and how far it has been carried out.
+
+    Attributes:
+        request: the request.
+        prompt: its text and its chunks, these without rows.
+        plan: what is carried out; without ranges where nothing is linked.
+        missing: chunks that the store lacks.
+        cached: its cached spans.
+        needs: patches to form from this request's rows, once they are computed.
+        lacking: whether patches are lacking, those that are not worth forming yet included.
+        remark: why the plan is not what was asked for; None if it is.
+        linked: cached rows that were taken so far.
+        weighed: whether it was decided if linking pays.
+        trying: whether it is linked to learn what that costs, unless that cannot pay.
+        awaits: whether it is to be planned again once what is missing was prefilled alone, as it is then read.
+        failed: whether what it takes could not be read or written.
+        margin: of an answer that was read, see `Recomputation`; None where none was.
+        repeated: rows that were computed twice for it.
+        ready: rows that the prefix cache had of it.
+        complete: whether all its rows are ready.
+    """
+
+    request: ServedRequest
+    prompt: Prompt
+    plan: LinkPlan
+    missing: tuple[Chunk, ...] = ()
+    cached: CachedSpans = field(default_factory=CachedSpans)
+    needs: tuple[PatchNeed, ...] = ()
+    remark: str | None = None
+    lacking: bool = False
+    awaits: bool = False
+    linked: int = field(default=0, init=False)
+    weighed: bool = field(default=False, init=False)
+    trying: bool = field(default=False, init=False)
+    failed: bool = field(default=False, init=False)
+    margin: float | None = field(default=None, init=False)
+    repeated: int = field(default=0, init=False)
+    ready: int = field(default=0, init=False)
+    complete: bool = field(default=False, init=False)
+
+    def reads(self, ready: int) -> bool:
+        """Return whether rows are chosen by what the question attends, where `ready` rows are there already."""
+        again = self.plan.recomputation
+        return (
+            again is not None
+            and bool(self.cached.spans)
+            and ready < again.question[0]
+            and again.after(ready) is not None
+        )
+
+    def restart(self, ready: int) -> None:
+        """Count from the start, as the engine schedules the request for the first time or after a preemption.
+
+        Args:
+            ready: rows that the prefix cache has.
+        """
+        self.linked, self.ready = 0, ready
+
+    def encodings(self, ready: int) -> tuple[tuple[str, str], ...]:
+        """Return the stored chunks of pictures with rows from `ready` on, by the engine's names of these pictures.
+
+        The encoder outputs of pictures whose rows are taken are of use too, where a step ends within such rows.
+        """
+        missing = {chunk.id for chunk in self.missing}
+        places = zip(self.request.items, self.prompt.chunk_segments, strict=True)
+        return tuple(
+            (item.identifier, chunk.id)
+            for item, (segment, chunk) in places
+            if segment.stop > ready and chunk.id not in missing
+        )
+
+    def decline(self, remark: str) -> None:
+        """Have the whole request computed."""
+        self.cached, self.remark = CachedSpans(), remark
+
+    def fail(self) -> None:
+        """Have the rest of the request computed, as its cached rows could not be loaded."""
+        self.cached, self.linked, self.failed = CachedSpans(), 0, True
+        self.remark = "stored rows could not be loaded; they were computed"
+
+
+class ChunkStubs:
+    """Chunks that have an id and a geometry, and no rows; those made last are remembered.
+
+    Args:
+        spec: of the model.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self._made: LatestDict[Hashable, Chunk] = LatestDict(REMEMBERED_STUBS)
+
+    def make(self, item: MediaItem, token_ids: Sequence[int], lead: int, salt: bytes) -> Chunk:
+        """Return the chunk of a picture or clip; `lead` tokens come before its own."""
+        key = (item.kind, item.digest, item.tokens, item.grid, item.seconds, item.runs, tuple(token_ids), lead, salt)
+        return self._made.latest(key, lambda: _chunk_stub(item, token_ids, lead, salt, self.spec))
+
+
+class RequestPlanning:
+    """Plans the requests to one server, as far as its store and pages allow; on the one thread that reads the store.
+
+    Args:
+        spec: of the model.
+        store: is only read.
+        strategy: for requests that name none.
+        log_once: logs a line, once.
+        policy: the bounds of `auto`.
+        second_pass: why no plan with a second pass can be carried out; None where it can.
+
+    Attributes:
+        memory: what is known of the store.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        store: Store,
+        strategy: str,
+        log_once: Callable[[str], None],
+        policy: Policy | None = None,
+        second_pass: str | None = NOT_READY,
+    ) -> None:
+        self.spec, self.policy, self.memory = spec, policy or Policy(), StoreMemory(store)
+        self._store, self._strategy, self._log_once, self._second_pass = store, strategy, log_once, second_pass
+        self.stubs = ChunkStubs(spec)
+        # By tenant, the chunks after their antecedents that were met lately; of the tenants that came last.
+        self._met: LatestDict[bytes, RecentSightings] = LatestDict(MOST_MET)
+
+    def strategy_of(self, request: ServedRequest) -> Any:
+        """Return the name of the strategy that a request asks for, as it is given."""
+        return request.options.get("strategy", self._strategy)
+
+    def plan(
+        self, request: ServedRequest, costs: Costs | None = None, measured: MeasuredLanes | None = None
+    ) -> RequestPlan:
+        """Plan a request.
+
+        Args:
+            request: with the digests of its items.
+            costs: what linking is expected to cost; nothing but rows where None.
+            measured: what was measured of the tenant's lanes.
+        """
+        prompt, lacking, knowledge = self._look_up(request, costs or RowCosts(), measured or MeasuredLanes())
+        missing, name = tuple(lacking.values()), self.strategy_of(request)
+        plain = LinkPlan("plain", prompt.tokens, knowledge.layers, ())
+        if name == "auto" and worth_capturing(prompt, knowledge, knowledge.costs, self.policy):
+            return RequestPlan(request, prompt, plain, missing, awaits=True)
+        try:
+            if not isinstance(name, str):
+                raise EmblemaError(f"strategy is {name!r}: give a name")
+            plan = parse(name).plan(prompt, knowledge)
+        except EmblemaError as error:
+            return RequestPlan(request, prompt, plain, remark=str(error))
+        sightings = self._count_sightings(request, prompt)
+        plan, reason = self._supported(plan, bool(missing), request.options.get("margin"))
+        if reason is not None:
+            self._log_once(f"{plan.strategy} is computed plainly here: {reason}")
+            return RequestPlan(request, prompt, plain, missing, remark=f"{plan.strategy}: {reason}")
+        linked, needs, lacks = compute_chunks(plan, lacking), _forming_needs(plan), False
+        remark = COSTS_MORE if any(own.reason == COSTS_MORE for own in plan.decisions) else plan.remark
+        cached = CachedSpans.of(linked, _exact_rows(prompt, self.spec.anchor))
+        if plan.decisions:
+            wanted = _needs_of_decisions(plan, prompt, knowledge)
+            lacks = bool(wanted)
+            every = [segment.rows for segment, _ in prompt.chunk_segments]
+            forms = bool(cached.spans) or knowledge.costs.taking_pays(prompt, every)
+            least = self.policy.sightings if forms else math.inf
+            needs = tuple(need for need in wanted if sightings[need[0].chunk, need[0].antecedents] >= least)
+        elif any(key.chunk not in lacking for key in plan.forming):
+            linked, cached, remark = plain, CachedSpans(), "patches are formed of this prompt's own rows"
+        elif cached.spans:
+            needs = ()
+        return RequestPlan(request, prompt, linked, missing, cached, needs, remark, lacks or bool(needs))
+
+    def plan_trial(self, request: ServedRequest, trial: Trial, measured: MeasuredLanes) -> RequestPlan | None:
+        """Plan a prompt with one lane alone, to measure it; None where its chunks or pages do not allow that."""
+        prompt, lacking, knowledge = self._look_up(request, RowCosts(), measured)
+        plan = Auto(self.policy, trial).plan(prompt, replace(knowledge, second_pass=False))
+        if lacking or unsupported_reason(plan) is not None:
+            return None
+        return RequestPlan(request, prompt, plan, cached=CachedSpans.of(plan, _exact_rows(prompt, self.spec.anchor)))
+
+    def _look_up(
+        self, request: ServedRequest, costs: Costs, measured: MeasuredLanes
+    ) -> tuple[Prompt, dict[str, Chunk], Knowledge]:
+        """Return a request's prompt, its chunks that are not stored, and what is known of all."""
+        self.memory.refresh()
+        spec, tenant, prompt = self.spec, self._store.tenant(request.store_salt), build_prompt(request, self.stubs)
+        chunks = {chunk.id: chunk for _, chunk in prompt.chunk_segments}
+        held = self.memory.held(tenant, chunks)
+        lacking = {id: chunk for id, chunk in chunks.items() if id not in held}
+        knowledge = Knowledge(
+            spec.fingerprint,
+            spec.layouts,
+            StoredArtifacts(prompt, spec, tenant, self.memory, held).find,
+            lambda prompt: None,
+            policy=self.policy,
+            measured=measured,
+            costs=costs,
+            recurs=lambda names: self._met_by(request).count(names) > 0,
+            lacking=lacking,
+            second_pass=self._second_pass is None,
+            anchor=spec.anchor,
+        )
+        return prompt, lacking, knowledge
+
+    def _met_by(self, request: ServedRequest) -> RecentSightings:
+        return self._met.latest(request.store_salt, RecentSightings)
+
+    def _count_sightings(self, request: ServedRequest, prompt: Prompt) -> dict[tuple[str, tuple[str, ...]], int]:
+        """Count each chunk with its antecedents once; return how often they were met lately, this time included."""
+        places, met = {(chunk.id, before) for _, chunk, before in chunks_after(prompt)}, self._met_by(request)
+        return {(name, before): met.add((*before, name)) for name, before in sorted(places)}
+
+    def _supported(self, plan: LinkPlan, lacking: bool, margin: Any) -> tuple[LinkPlan, str | None]:
+        """Return a plan, with the margin that its request asks for, and why it cannot be carried out."""
+        again = plan.recomputation is not None
+        reason = unsupported_reason(plan, "some of its pictures are not stored yet" if lacking else self._second_pass)
+        if reason is None and not plan.decisions and any(key.orbit for key in plan.forming):
+            reason = "an orbit patch is not stored, and in a serving engine none is formed: it takes other orderings"
+        if reason is not None or not again or margin is None:
+            return plan, reason
+        if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin <= 1:
+            return plan, f"margin is {margin!r}: give a number from 0 to 1"
+        return replace(plan, least_margin=float(margin)), None
+
+
+def _exact_rows(prompt: Prompt, anchor: tuple[int, ...]) -> int:
+    """Return how many rows at the front are as plain prefill makes them: to the end of a chunk right after the anchor.
+
+    There are none where no chunk stands there.
+    """
+    return next((segment.stop for segment, _ in prompt.chunk_segments if prompt.leads(segment, anchor)), 0)
+
+
+def _forming_needs(plan: LinkPlan) -> tuple[PatchNeed, ...]:
+    needs = {key: plan.patch_need(key) for key in plan.forming}
+    return tuple((key, rank, tuple(sorted(layers))) for key, (rank, layers) in needs.items())
+
+
+def compute_chunks(plan: LinkPlan, chunks: Collection[str]) -> LinkPlan:
+    """Return the plan with the rows of some chunks computed; all layers of a row have the same source."""
+    ranges = [
+        replace(part, source=RowSource.COMPUTED, origin=None, patch=None, layers=(0, plan.layers))
+        if isinstance(part.origin, ChunkOrigin) and part.origin.chunk in chunks
+        else part
+        for part in plan.ranges
+    ]
+    return replace(plan, ranges=tuple(dict.fromkeys(ranges)), forming=())
+
+
+def _needs_of_decisions(plan: LinkPlan, prompt: Prompt, knowledge: Knowledge) -> tuple[PatchNeed, ...]:
+    """Return patches of the chunks that `auto` computes in their place, where the store has none that serves."""
+    chunks = {segment.start: (segment, chunk) for segment, chunk in prompt.chunk_segments}
+    layers = tuple(range(plan.layers))
+    needs: dict[ArtifactKey, PatchNeed] = {}
+    for decision in plan.decisions:
+        segment, chunk = chunks[decision.start]
+        rank = rank_of(chunk, knowledge, knowledge.policy)
+        if decision.lane is not Lane.FULL or rank == 0:
+            continue
+        key = ArtifactKey(knowledge.model, chunk.id, prompt.antecedents(segment))
+        if not knowledge.holds(PatchUse(key, rank)):
+            needs[key] = (key, rank, layers)
+    return tuple(needs.values())
+
+
+def build_prompt(request: ServedRequest, stubs: ChunkStubs) -> Prompt:
+    """Return the request's prompt, with a chunk for each picture that has an id, tokens and positions, and no rows.
+
+    A chunk has the family's markers around its picture too, where the prompt has them.
+    """
+    tokens, (before, after), salt = request.token_ids, stubs.spec.markers, request.store_salt
+    parts: list[Part] = []
+    row = 0
+    for item in request.items:
+        start, stop = item.start - len(before), item.start + item.tokens + len(after)
+        if start < 0 or (*tokens[start : item.start], *tokens[item.start + item.tokens : stop]) != (*before, *after):
+            start, stop = item.start, item.start + item.tokens
+        parts.append(TextPart(tuple(tokens[row:start])))
+        parts.append(ChunkPart(stubs.make(item, tokens[start:stop], item.start - start, salt)))
+        row = stop
+    return Prompt.of([*parts, TextPart(tuple(tokens[row:]))], stubs.spec.axes)
+
+
+def _chunk_stub(item: MediaItem, token_ids: Sequence[int], lead: int, salt: bytes, spec: ModelSpec) -> Chunk:
+    tokens = len(token_ids)
+    positions, span = chunk_positions(tokens, spec.axes, _grids(item, lead, spec))
+    visual = torch.zeros(tokens, dtype=torch.bool)
+    for start, stop in item.runs or ((0, item.tokens),):
+        visual[lead + start : lead + stop] = True
+    encoded = Encoded(
+        torch.tensor(list(token_ids), dtype=torch.int64),
+        torch.empty(tokens, 0, dtype=spec.dtype),
+        positions,
+        span,
+        visual,
+        (),
+        torch.full((tokens,), -1, dtype=torch.int64),
+    )
+    name = chunk_id(
+        (item.kind.encode(), item.digest.encode(), numpy.asarray(token_ids, dtype="<i8").tobytes()),
+        options={} if item.seconds is None else {"seconds": item.seconds},
+        model_fingerprint=spec.fingerprint,
+        dtype=spec.dtype,
+        adapter_version=spec.version,
+        geometry=item.grid or (),
+        anchor=spec.anchor,
+        salt=salt,
+    )
+    return Chunk(name, "video" if item.kind == "video" else "image", spec.fingerprint, encoded, ())
+
+
+def _grids(item: MediaItem, lead: int, spec: ModelSpec) -> tuple[Grid, ...]:
+    """Return where the engine places an item's media tokens on grids: a clip with time stamps on one for each step."""
+    if item.grid is None or spec.axes == 1:
+        return ()
+    frames, height, width = item.grid[0], item.grid[1] // spec.merge, item.grid[2] // spec.merge
+    if item.runs:
+        return tuple(Grid(lead + start, 1, height, width) for start, _ in item.runs)
+    interval = 1.0 if item.kind != "video" else (1.0 if item.seconds is None else item.seconds) * spec.tokens_per_second
+    # As vLLM, which rounds down without slack.
+    return (Grid(lead, frames, height, width, interval, 0.0),)

@@ -1,0 +1,162 @@
+"""Media that come with prompts and are not in the store: computed in their place, and made into chunks.
+
+What comes a second time is prefilled alone after the answer. In a prompt most of whose media are known, that is done
+before it is linked, if a second pass over all of them pays then.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from emblema.errors import CapacityError
+from emblema.kv.chunk import Chunk
+from emblema.latest import LatestDict
+from emblema.link.policy.decide import worth_capturing
+from emblema.link.policy.policy import Policy
+from emblema.link.prompt import ChunkPart, Prompt, RowState
+from emblema.link.strategies.auto import Auto
+from emblema.link.strategies.base import Knowledge
+from emblema.models.adapter import Adapter
+from emblema.session.patch_worker import PatchJob
+from emblema.session.requests import LinkRequest
+from emblema.store.store import TenantStore
+
+REMEMBERED = 4096
+"""Ids of media seen once, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class InlineMediaStatistics:
+    """Counts of media that came with prompts and were not in the store.
+
+    Attributes:
+        seen: pieces computed in their place.
+        made: pieces that came again and were made into chunks after the answer.
+        dropped: pieces that came again and were not made: deleted meanwhile, or no room in the queue, in the store,
+            or in the share of rows.
+        rows: rows prefilled alone for that.
+    """
+
+    seen: int = 0
+    made: int = 0
+    dropped: int = 0
+    rows: int = 0
+
+
+class NewMedia:
+    """Remembers the new media of one tenant's prompts. Used on the thread that owns the model."""
+
+    def __init__(self, adapter: Adapter, store: TenantStore) -> None:
+        self.adapter, self.store = adapter, store
+        self.statistics = InlineMediaStatistics()
+        self._seen: LatestDict[str, None] = LatestDict(REMEMBERED)
+        self._waiting: dict[str, Chunk] = {}
+        self._jobs: list[tuple[PatchJob, Policy]] = []
+        # Rows that the share has given so far and nothing has used up.
+        self._rows = 0.0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are chunks to be made."""
+        return bool(self._waiting)
+
+    def has_seen(self, chunk: str) -> bool:
+        """Return whether media of this id came before."""
+        return chunk in self._seen
+
+    def capture(self, request: LinkRequest, knowledge: Knowledge) -> tuple[LinkRequest, int]:
+        """Prefill alone, before a prompt is linked, the new media of which a second pass pays then.
+
+        Args:
+            request: what is asked, with its strategy as it was parsed.
+            knowledge: what it will be planned with.
+
+        Returns:
+            The request with the rows that are kept now, and how many rows ran for that.
+        """
+        strategy, prompt = request.strategy, request.prompt
+        if not isinstance(strategy, Auto) or strategy.trial is not None or not request.inline_media:
+            return request, 0
+        policy = strategy.policy or knowledge.policy
+        if not policy.forming or all(part.state is not RowState.MISSING for part in prompt.chunk_parts):
+            return request, 0
+        prefix = knowledge.find_prefix(prompt)
+        new = worth_capturing(prompt, knowledge, knowledge.costs, policy, 0 if prefix is None else prefix.rows)
+        made = {id: replace(chunk, rows=self.adapter.capture(chunk.encoded)) for id, chunk in new.items()}
+        kept = {id: chunk for id, chunk in made.items() if self._keep(chunk)}
+        rows = sum(chunk.tokens for chunk in new.values())
+        return (replace(request, prompt=_with_rows(prompt, kept)) if kept else request), rows
+
+    def due(self, prompt: Prompt, policy: Policy) -> dict[str, Chunk]:
+        """Return pieces of a prompt that came before, to be made into chunks; the others are remembered.
+
+        Under `Policy.inline_media_at_once` all of them are.
+        """
+        parts = (part for part in prompt.chunk_parts if part.state is RowState.MISSING and part.name)
+        fresh = {part.chunk.id: part.chunk for part in parts}
+        met = fresh if policy.inline_media_at_once else self._seen
+        again = {id: chunk for id, chunk in fresh.items() if id in met and id not in self._waiting}
+        self._count(seen=len(fresh))
+        for id in fresh:
+            self._seen[id] = None
+        return again if policy.forming else {}
+
+    def keep(self, due: Mapping[str, Chunk], jobs: Sequence[PatchJob], computed: int, policy: Policy) -> None:
+        """Queue chunks to be made, with the jobs that form patches after it; what does not fit is counted.
+
+        Args:
+            due: the chunks.
+            jobs: patches whose keys hold one of them.
+            computed: rows that were computed for the answer.
+            policy: bounds of the request.
+        """
+        self._rows += policy.inline_media_rows * computed
+        rows = sum(chunk.tokens for chunk in (*self._waiting.values(), *due.values()))
+        size = sum(job.bytes for job in jobs) + sum(job.bytes for job, _ in self._jobs)
+        if rows > self._rows or size > policy.forming_bytes:
+            self._count(dropped=len(due))
+            return
+        self._waiting.update(due)
+        self._jobs += [(job, policy) for job in jobs]
+
+    def make(self, form: Callable[[PatchJob, Policy], object]) -> None:
+        """Prefill alone the chunks that wait, keep them, and have the patches formed."""
+        waiting, jobs = self._waiting, self._jobs
+        self._waiting, self._jobs = {}, []
+        deleted = self.store.deleted(waiting)
+        for name, chunk in waiting.items():
+            if name in self.store or (name not in deleted and self._prefill(chunk)):
+                self._seen.pop(name, None)
+            else:
+                self._count(dropped=1)
+        for job, policy in jobs:
+            form(job, policy)
+
+    def _prefill(self, chunk: Chunk) -> bool:
+        """Prefill a chunk alone and keep it; return whether it was kept."""
+        rows = self.adapter.capture(chunk.encoded)
+        self._rows -= chunk.tokens
+        made = self._keep(replace(chunk, rows=rows))
+        self._count(rows=chunk.tokens, made=int(made))
+        return made
+
+    def _keep(self, chunk: Chunk) -> bool:
+        """Keep a chunk; return whether the store has it now."""
+        try:
+            return self.store.put_unless_deleted(chunk)
+        except CapacityError:
+            return False
+
+    def _count(self, **more: int) -> None:
+        changes = {name: getattr(self.statistics, name) + change for name, change in more.items()}
+        self.statistics = replace(self.statistics, **changes)
+
+
+def _with_rows(prompt: Prompt, kept: Mapping[str, Chunk]) -> Prompt:
+    """Return the prompt with chunks by id in place of the parts that had no rows."""
+    segments = (
+        replace(segment, part=replace(segment.part, chunk=kept[segment.part.chunk.id], state=RowState.CANONICAL))
+        if isinstance(segment.part, ChunkPart) and segment.part.chunk.id in kept
+        else segment
+        for segment in prompt.segments
+    )
+    return Prompt(tuple(segments), prompt.axes, prompt.next_position)

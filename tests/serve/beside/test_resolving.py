@@ -1,0 +1,287 @@
+"""The service within an application of vLLM's shape: keys, salts, files, and what goes no further."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from prometheus_client import CollectorRegistry, generate_latest
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
+
+from emblema import Engine, Store
+from emblema.errors import EmblemaError
+from emblema.kv.chunk import Chunk
+from emblema.serve import media_reading
+from emblema.serve.beside.body_media import FORMS
+from emblema.serve.beside.engine_host import EngineHost
+from emblema.serve.beside.resolving import mount
+from emblema.serve.caches import CacheStore
+from emblema.serve.files import FileStore
+from emblema.serve.keys import LOCAL, KeyRing, store_salts
+from emblema.serve.settings import ServeSettings
+from emblema.store.warm_parts import WarmParts
+from emblema.vllm.engine_api import VLLM
+from tests.serve.conftest import data_url
+
+DEMO = Path(__file__).parents[3] / "src" / "emblema" / "assets" / "demo"
+PNG = (DEMO / "map-01.png").read_bytes()
+CHAT = "/v1/chat/completions"
+
+
+class VllmApp:
+    """An application that answers with the body that it was given, and the service on it.
+
+    Attributes:
+        chunks: what it says that the media of a request are stored as, where a request asks.
+        status: of such a reply.
+    """
+
+    def __init__(self, folder: Path, own_key: bool = False, **settings: Any) -> None:
+        self.chunks, self.status = list[str](), 200
+        self.app = FastAPI()
+        for path in (*FORMS, "/v1/completions", "/tokenize"):
+            self.app.post(path)(self._answer)
+        self.app.get("/v1/models")(lambda: {"data": []})
+        self.app.get("/health")(lambda: {})
+        self.app.websocket("/v1/realtime")(self._talk)
+        self.registry = CollectorRegistry()
+        given = ServeSettings.read(store=folder, **settings)
+        self.host = EngineHost(given, VLLM, own_key, self.registry)
+        mount(self.app, self.host, ("https://friend.example",))
+
+    async def _answer(self, request: Request) -> Any:
+        body = await request.json()
+        options = (body.get("kv_transfer_params") or {}).get("emblema") or {}
+        if "pieces" not in options:
+            return body
+        pieces = {"model": "model", "chunks": self.chunks, "forming": []}
+        told = {**options, "media_tokens": 4, "stored": True, "pieces": pieces}
+        return JSONResponse({"kv_transfer_params": {"emblema": told}}, self.status)
+
+    async def _talk(self, socket: Any) -> None:
+        await socket.accept()
+        await socket.close()
+
+    @contextmanager
+    def client(self, key: str | None = None) -> Iterator[TestClient]:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        with TestClient(self.app, base_url="http://127.0.0.1", headers=headers) as client:
+            yield client
+
+
+def shown(id: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": id}}]}]}
+
+
+def upload(client: TestClient) -> str:
+    answer = client.post("/v1/files", files={"file": ("map.png", PNG)}, data={"purpose": "user_data"})
+    assert answer.status_code == 200, answer.text
+    id: str = answer.json()["id"]
+    return id
+
+
+def test_without_keys_files_are_resolved_and_nothing_is_named(tmp_path: Path) -> None:
+    with VllmApp(tmp_path).client() as client:
+        id = upload(client)
+        given = client.post(CHAT, json=shown(id) | {"strategy": "blind"}).json()
+        [part] = given["messages"][0]["content"]
+        assert part["image_url"]["url"].startswith("data:") and "uuid" not in part and "cache_salt" not in given
+        assert given["kv_transfer_params"] == {"emblema": {"strategy": "blind"}}
+        assert client.post("/v1/completions", json={"prompt": "x"}).json() == {"prompt": "x"}
+        assert client.get("/v1/models").status_code == client.get("/health").status_code == 200
+        for path, form in FORMS.items():
+            refused = client.post(path, json={"model": form, "cache_salt": "mine"})
+            assert refused.status_code == 400 and "cache_salt" in refused.json()["error"]["message"]
+
+
+def test_a_key_is_a_salt_and_pictures_have_names_by_tenant(tmp_path: Path) -> None:
+    ring = KeyRing(tmp_path / "serve")
+    one, two = ring.add("one"), ring.add("two")
+    server = VllmApp(tmp_path, host="0.0.0.0")
+    bodies = {}
+    for key in (one, two):
+        with server.client(key) as client:
+            id = upload(client)
+            body = client.post(CHAT, json=shown(id)).json()
+            assert body == client.post(CHAT, json=shown(id)).json()
+            bodies[key] = (id, body["cache_salt"], body["messages"][0]["content"][0]["uuid"])
+            for path in FORMS:
+                assert client.post(path, json={}).json()["cache_salt"] == body["cache_salt"]
+    assert all(mine != theirs for mine, theirs in zip(bodies[one], bodies[two], strict=True))
+    tenant = ring.tenant(one)
+    assert tenant is not None and tenant.salt.hex() not in bodies[one][1], "a salt does not give the secret away"
+    with server.client(two) as client:
+        id = bodies[one][0]
+        for answer in (
+            client.post(CHAT, json=shown(id)),
+            client.get(f"/v1/files/{id}"),
+            client.get(f"/v1/files/{id}/content"),
+            client.delete(f"/v1/files/{id}"),
+        ):
+            assert answer.status_code == 404 and answer.json()["error"]["code"] == "file_not_found"
+        assert client.post("/v1/responses", json={"previous_response_id": "resp_1"}).status_code == 400
+
+
+def test_what_one_tenant_showed_is_read_again_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the time that it takes would tell what others showed."""
+    ring, decoded = KeyRing(tmp_path / "serve"), list[bytes]()
+    keys = [ring.add(name) for name in ("one", "two")]
+    monkeypatch.setattr(media_reading, "load_media", lambda data, *given, **options: decoded.append(data))
+    server = VllmApp(tmp_path, host="0.0.0.0")
+    body = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": data_url(PNG)}}]}]}
+    for key in (*keys, *keys):
+        with server.client(key) as client:
+            assert client.post(CHAT, json=body).status_code == 200
+    assert decoded == [PNG, PNG]
+
+
+def test_with_keys_nothing_is_answered_without_one_and_little_with(tmp_path: Path) -> None:
+    key = KeyRing(tmp_path / "serve").add("one")
+    server = VllmApp(tmp_path)
+    with server.client() as client:
+        for path in (*FORMS, "/v1/completions", "/tokenize", "/v1/files"):
+            assert client.post(path, json={}).status_code == 401, path
+        assert client.get("/v1/models").status_code == 401 and client.get("/health").status_code == 200
+        with pytest.raises(WebSocketDisconnect), client.websocket_connect("/v1/realtime"):
+            pass
+        assert client.post("/v1/messages", json={}, headers={"x-api-key": key}).status_code == 200
+    with server.client(key) as client:
+        for path in ("/v1/completions", "/tokenize", "/v1/unheard-of"):
+            assert client.post(path, json={}).status_code == 404, path
+        with pytest.raises(WebSocketDisconnect), client.websocket_connect("/v1/realtime"):
+            pass
+    counted = generate_latest(server.registry).decode()
+    assert 'emblema_requests_total{path="/v1/messages",status="200"} 1.0' in counted
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b'"x"', b"null", b"\xff\xfe{}", b'{"messages": ' + b"[" * 100_000, b'{"a": "\\ud800"}',
+     b'{"a": ' + b"9" * 5_000 + b"}"],
+)  # fmt: skip
+def test_what_is_no_request_is_refused(tmp_path: Path, body: bytes) -> None:
+    with VllmApp(tmp_path).client() as client:
+        answer = client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+
+def test_bodies_texts_and_media_are_bounded(tmp_path: Path) -> None:
+    server = VllmApp(tmp_path, body_bytes=200_000, text_bytes=10_000, parts=2)
+    bomb = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\1\0\0\0\1\0\0\x08\x02\0\0\0"
+    with server.client() as client:
+        id = upload(client)
+        part = shown(id)["messages"][0]["content"][0]
+        assert client.post(CHAT, content=b" " * 200_001).status_code == 413
+        for content in ("x" * 10_001, [part] * 3, [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/"}}]):
+            answer = client.post(CHAT, json={"messages": [{"role": "user", "content": content}]})
+            assert answer.status_code == 400, answer.text
+        assert client.post(CHAT, json={"messages": [{"role": "user", "content": [part] * 2}]}).status_code == 200
+        bad = client.post("/v1/files", files={"file": ("bomb.png", bomb)}, data={"purpose": "user_data"}).json()["id"]
+        assert client.post(CHAT, json=shown(bad)).status_code == 400
+        until = time.monotonic() + 30
+        while client.get(f"/v1/files/{bad}").json()["status"] != "error":
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        while (found := client.get(f"/v1/files/{id}").json())["emblema"]["kind"] != "image":
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        assert found["status"] == "uploaded"
+
+
+def test_pages_of_others_stay_out_unless_the_operator_lets_them_in(tmp_path: Path) -> None:
+    with VllmApp(tmp_path).client() as client:
+        for origin, status in (("http://evil.example", 403), ("http://[", 403), ("https://friend.example", 200)):
+            assert client.get("/v1/models", headers={"origin": origin}).status_code == status
+
+
+@pytest.mark.parametrize(("expired", "cached"), [(False, False), (True, False), (True, True)])
+def test_a_file_takes_the_embedded_engine_s_chunks_along(
+    tmp_path: Path, reference: Engine, expired: bool, cached: bool
+) -> None:
+    """Both engines may share a folder: what one made of a file ends when the other deletes it, or has its time over.
+
+    What one of its caches holds is left.
+    """
+    ring = KeyRing(tmp_path / "serve")
+    key = ring.add("one")
+    tenant = ring.tenant(key)
+    assert tenant is not None
+    now = [0.0]
+    files = FileStore(tmp_path / "serve", 2**20, clock=lambda: now[0])
+    entry = files.add(tenant, PNG, "a.png", "user_data", 10.0)
+    with Store(tmp_path) as store:
+        chunk = reference.on(store.tenant(tenant.salt)).add(PNG)
+        store.flush()
+    assert isinstance(chunk, Chunk)
+    files.note(tenant, entry.id, "processed", None, "image", [chunk.id])
+    if cached:
+        caches = CacheStore(tmp_path / "serve", 1, 2**30, lambda *pieces: None)
+        caches.fill(tenant, caches.open(tenant, [("text", "x")], None, 1_000).id, WarmParts(1, {chunk.id: 1}))
+    server = VllmApp(tmp_path)
+    with server.client(key) as client:
+        if not expired:
+            # By the real clock its time is over long ago.
+            files.keep_until(tenant, [entry.id], 2.0**40)
+            assert client.delete(f"/v1/files/{entry.id}").json()["deleted"]
+        assert client.get("/v1/files").json()["data"] == []
+    with Store(tmp_path) as store:
+        assert (chunk.id in store.tenant(tenant.salt)) == cached
+
+
+def test_a_cache_stands_for_its_parts_until_its_time_is_over(tmp_path: Path) -> None:
+    server, now = VllmApp(tmp_path), [1_000.0]
+    caches = CacheStore(tmp_path / "serve", 9, 2**30, lambda *pieces: None, clock=lambda: now[0])
+    with server.client() as client:
+        id = upload(client)
+        now[0] = time.time()
+        cache = caches.open(LOCAL, [("text", "x"), ("file", id)], None, 1_000)
+        used = {"type": "cache", "cache": {"cache_id": cache.id}}
+        body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "y"}, used]}]}
+        parts = client.post(CHAT, json=body).json()["messages"][0]["content"]
+        assert [part["type"] for part in parts] == ["text", "text", "image_url"] and parts[1]["text"] == "x"
+        for path in ("/v1/responses", "/v1/messages"):
+            turns = {"input": body["messages"], **body}
+            assert client.post(path, json=turns).status_code == 400
+        for wrong in ({"type": "cache"}, {"type": "cache", "cache": {"cache_id": 3}}, {"type": "cache", "cache": []}):
+            assert client.post(CHAT, json={"messages": [{"role": "user", "content": [wrong]}]}).status_code == 400
+        bounded = {"messages": [{"role": "user", "content": [used] * 600}]}
+        assert client.post(CHAT, json=bounded).status_code == 400, "its parts count"
+        now[0] -= 2_000
+        caches.extend(LOCAL, cache.id, 1_000)
+        assert client.post(CHAT, json=body).status_code == 404
+
+
+def test_others_need_keys_of_one_kind(tmp_path: Path) -> None:
+    with pytest.raises(EmblemaError, match="emblema keys add"):
+        VllmApp(tmp_path, host="0.0.0.0")
+    inside = VllmApp(tmp_path, own_key=True, host="0.0.0.0").host
+    assert asyncio.run(inside.tenant_of("Bearer vllm's")).name == "local"
+    KeyRing(tmp_path / "serve").add("one")
+    with pytest.raises(EmblemaError, match="--api-key"):
+        VllmApp(tmp_path, own_key=True)
+
+
+def test_a_deleted_file_takes_rows_along_that_requests_made_of_it(tmp_path: Path, reference: Engine) -> None:
+    ring = KeyRing(tmp_path / "serve")
+    keys = [ring.add("one"), ring.add("two")]
+    salts = [store_salts(tenant)[-1] for tenant in map(ring.tenant, keys) if tenant is not None]
+    with Store(tmp_path) as store:
+        mine, theirs = (reference.on(store.tenant(salt)).add(PNG).id for salt in salts)
+        store.flush()
+    server = VllmApp(tmp_path)
+    with server.client(keys[0]) as client:
+        id = upload(client)
+        server.chunks, server.status = [mine], 503
+        assert client.delete(f"/v1/files/{id}").status_code == 503
+        assert client.get(f"/v1/files/{id}").status_code == 200, "it can be deleted again"
+        server.status = 200
+        assert client.delete(f"/v1/files/{id}").json()["deleted"]
+        assert client.get(f"/v1/files/{id}").status_code == 404
+    with Store(tmp_path) as store:
+        assert [held in store.tenant(salt) for salt, held in zip(salts, (mine, theirs), strict=True)] == [False, True]
