@@ -24,6 +24,7 @@ from emblema.store.record import Array, Record, RecordReader
 from emblema.store.settings import StoreSettings
 from tests.engine.engines import Calls, encoder_of
 from tests.store.corpus import open_bytes
+from tests.threads import await_end, started_threads
 
 QUESTION = "what colour is under the tent ?"
 
@@ -237,7 +238,7 @@ def test_rows_that_are_too_slow_are_computed_instead(reference: Engine, episode:
         again = [engine.add(picture) for picture in pictures(episode)]
         began = time.monotonic()
         after = engine.prefill([*again, QUESTION], "blind")
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < tier.seconds / 2
         assert torch.equal(before.logits, after.logits)
         assert after.usage.recaptured_tokens > 0 and store.statistics.late_loads >= 1
         tier.hurry.set()
@@ -391,9 +392,6 @@ def test_a_wrong_store_is_refused(reference: Engine, tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def no_threads_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    deadline = time.monotonic() + 60
-    while left := [each.name for each in set(threading.enumerate()) - before if each.name.startswith("emblema-")]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.02)
+    with started_threads() as started:
+        yield
+        await_end(started, lambda name: name.startswith("emblema-"))

@@ -19,6 +19,7 @@ from emblema.link.lanes import Lane
 from emblema.link.policy.fidelity import divergence
 from emblema.session.fidelity_logs import read_all
 from tests.engine.engines import AT_ONCE
+from tests.threads import await_end, started_threads
 
 QUESTION = "what colour is under the tent ?"
 """It is read from the map alone."""
@@ -243,8 +244,9 @@ def test_the_async_engine_compares_when_nobody_waits(episode: Episode) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    yield
-    assert not [one for one in threading.enumerate() if one.name == "emblema-canary"]
+    with started_threads() as started:
+        yield
+        await_end(started, lambda name: name.startswith("emblema-"))
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.requests import LinkRequest
 from tests.engine.engines import AT_ONCE, engine, largest_error, pictures, prompt_of, text
 from tests.families import NAMES
+from tests.threads import await_end, started_threads
 
 QUESTION = "what colour is under the tent ?"
 WHOLE = replace(AT_ONCE, rank=60_000, canary=0)
@@ -297,8 +297,6 @@ def test_a_patch_formed_in_the_background_is_the_one_a_forward_forms(reference: 
 
 @pytest.fixture(autouse=True)
 def no_threads_left() -> Iterator[None]:
-    yield
-    deadline = time.monotonic() + 60
-    while left := [thread.name for thread in threading.enumerate() if thread.name == "emblema-forming"]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.02)
+    with started_threads() as started:
+        yield
+        await_end(started, lambda name: name == "emblema-forming")

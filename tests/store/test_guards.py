@@ -18,6 +18,7 @@ from emblema.store.prefixes import PrefixRegistry
 from emblema.store.settings import StoreSettings
 from tests.store.pieces import is_numbered, name, numbered, patch
 from tests.store.tiers import Clock, FaultyDisk, RecordingTier, wait_until
+from tests.threads import await_end, started_threads
 
 ONE = 260
 """Bytes of a numbered chunk."""
@@ -188,14 +189,14 @@ def test_what_has_expired_leaves_the_prefixes_too() -> None:
 
 
 def test_a_store_that_is_dropped_is_written_and_let_go(tmp_path: Path) -> None:
-    before = set(threading.enumerate())
-    store = Store(tmp_path / "store")
-    store.tenant().put(numbered(1))
-    cache, gone = store.cache, weakref.ref(store)
-    del store
-    gc.collect()
-    assert gone() is None and cache.closed
-    wait_until(lambda: not any(each.name.startswith("emblema-saver") for each in set(threading.enumerate()) - before))
+    with started_threads() as started:
+        store = Store(tmp_path / "store")
+        store.tenant().put(numbered(1))
+        cache, gone = store.cache, weakref.ref(store)
+        del store
+        gc.collect()
+        assert gone() is None and cache.closed
+    await_end(started, lambda name: name.startswith("emblema-saver"))
     with Store(tmp_path / "store") as store:
         assert is_numbered(1, store.tenant().get(name(1)).rows)
 
