@@ -1,4 +1,4 @@
-"""Pieces of `emblema stream`: questions with times, frames of videos and folders, what is shown of an answer."""
+"""Pieces of `emblema stream`: frames of videos and folders, what is refused, what is shown of an answer."""
 
 import io
 import sys
@@ -9,40 +9,13 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from emblema.cli.watch.command import WatchOptions, read_questions, read_span, watch
+from emblema.cli.watch.command import WatchOptions, watch
 from emblema.cli.watch.lines import LineViewer
-from emblema.cli.watch.session import ScheduledQuestion
 from emblema.cli.watch.source import open_frames
 from emblema.cli.watch.text import clock, size, span
-from emblema.errors import EmblemaError, MediaError, PromptError
+from emblema.errors import EmblemaError, MediaError
 from emblema.stream.reply import EvidenceSpan
 from tests.cli.videos import write_video
-
-
-def test_questions_with_their_times() -> None:
-    texts = ["90:where is it ?", "1:30: where is it ?", "1:02:03:who ?", "2.5:now ?", "60:10 little ones ?"]
-    found = read_questions(["what ?"], texts)
-    assert found[0] == ScheduledQuestion(None, "what ?")
-    assert [question.at for question in found[1:]] == [90, 90, 3723, 2.5, 60]
-    assert [question.text for question in found[1:]] == [
-        "where is it ?",
-        "where is it ?",
-        "who ?",
-        "now ?",
-        "10 little ones ?",
-    ]
-    for wrong in ("soon:what ?", "what ?", "-3:what ?", "90", "90:", "90:  "):
-        with pytest.raises(PromptError):
-            read_questions([], [wrong])
-    with pytest.raises(PromptError):
-        read_questions([" "], [])
-
-
-def test_a_span_of_time() -> None:
-    assert [read_span(text) for text in (None, "1:30-2:00", " 5 - 7.5 ", "3-3")] == [None, (90, 120), (5, 7.5), (3, 3)]
-    for wrong in ("", "90", "2-1", "1:30-", "a-b", "-3-4", "1-2-3"):
-        with pytest.raises(PromptError, match="--between"):
-            read_span(wrong)
 
 
 def test_times_for_people() -> None:
@@ -95,10 +68,8 @@ def test_what_cannot_be_watched(tmp_path: Path) -> None:
 
 def options(clip: Path, **changes: object) -> WatchOptions:
     given: dict[str, object] = {
-        "video": str(clip), "ask": (), "ask_at": (), "between": None,
-        "standing": (), "every": None, "live": False, "model": "none", "fps": 1.0,
-        "settings": {}, "store": None, "save": None, "resume": None,
-        "most": 4, "as_json": False, "plain": True, "forget": None,
+        "video": str(clip), "live": False, "ask": (), "standing": (), "model": "none", "fps": 1.0, "budget": None,
+        "store": None, "save": None, "resume": None, "most": 4, "as_json": False, "plain": True,
     }  # fmt: skip
     return WatchOptions(**{**given, **changes})  # type: ignore[arg-type]
 
@@ -113,18 +84,15 @@ def test_what_is_wrong_is_refused_before_a_model_is_loaded(tmp_path: Path, monke
 
     for changes in (
         {"ask": ("",)},
-        {"between": "2:00-1:00"},
         {"standing": (" ",)},
         {"video": "rtsp:nothing"},
         {"video": "camera:999"},
         {"video": "http://127.0.0.1:9/", "live": True},
-        {"settings": {"budget": 0}},
-        {"settings": {"window": -1}},
-        {"settings": {"skip": 1.5}},
+        {"budget": 0},
         {"fps": 0.0},
         {"save": "walk"},
         {"save": "a b", "store": tmp_path},
-        {"resume": "walk", "store": tmp_path, "settings": {"budget": 3}},
+        {"resume": "walk", "store": tmp_path, "budget": 3},
         {"video": str(tmp_path / "none.mp4")},
         {"video": None},
     ):

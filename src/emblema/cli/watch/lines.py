@@ -7,8 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 from emblema.cli.watch import text
-from emblema.cli.watch.status import StreamAnswer, StreamStatus
+from emblema.cli.watch.answer import StreamAnswer
 from emblema.stream.standing import AnswerChange
+from emblema.stream.stream import Stream
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,10 +36,10 @@ class LineViewer:
             self._note("type a question at any time; an empty line ends it after the video, quit at once")
             threading.Thread(target=self._read, name="emblema-questions", daemon=True).start()
 
-    def show_status(self, status: StreamStatus) -> None:
-        if time.monotonic() >= self._next:
+    def show_frames(self, stream: Stream, speed: float) -> None:
+        if stream.frames and time.monotonic() >= self._next:
             self._next = time.monotonic() + EVERY
-            self._note(text.frames(status, self._expected))
+            self._note(text.frames(stream, speed, self._expected))
 
     def show_trouble(self, trouble: str) -> None:
         self._notes.print(f"emblema: {trouble}", soft_wrap=True, markup=False)

@@ -3,9 +3,10 @@
 import time
 from collections.abc import Mapping
 
-from emblema.cli.watch.status import StreamAnswer, StreamStatus
+from emblema.cli.watch.answer import StreamAnswer
 from emblema.stream.reply import EvidenceSpan
 from emblema.stream.standing import AnswerChange
+from emblema.stream.stream import Stream
 
 MOMENTS = 8
 """Stretches of time that are named."""
@@ -38,12 +39,11 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def frames(status: StreamStatus, expected: int | None) -> str:
+def frames(stream: Stream, speed: float, expected: int | None) -> str:
     """Return how many frames were seen, and how fast."""
-    many = f"{status.frames:,}" + (f" of {expected:,}" if expected is not None and expected > status.frames else "")
-    return f"{many} frame{'s' * (many != '1')}, {clock(status.seconds)}" + (
-        f", {status.speed:.1f} frames/s" if status.encoded else ""
-    )
+    many = f"{stream.frames:,}" + (f" of {expected:,}" if expected is not None and expected > stream.frames else "")
+    last = clock(stream.log.times[-1] if stream.frames else 0.0)
+    return f"{many} frame{'s' * (many != '1')}, {last}" + (f", {speed:.1f} frames/s" if speed else "")
 
 
 def memory(parts: Mapping[str, int]) -> str:
@@ -52,10 +52,10 @@ def memory(parts: Mapping[str, int]) -> str:
     return size(sum(parts.values())) + (f" ({named})" if named else "")
 
 
-def summary(status: StreamStatus) -> list[str]:
+def summary(stream: Stream, speed: float) -> list[str]:
     """Return lines about a stream."""
-    device, host = memory(status.bytes.device), memory(status.bytes.host)
-    return [frames(status, None), f"device: {device}", f"host: {host}"]
+    device, host = memory(stream.bytes.device), memory(stream.bytes.host)
+    return [frames(stream, speed, None), f"device: {device}", f"host: {host}"]
 
 
 def reply(answer: StreamAnswer) -> str:
