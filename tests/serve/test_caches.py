@@ -1,7 +1,6 @@
 """Caches: parts kept with the patches of their order, used by id, nobody else's, gone when their time is over."""
 
 import json
-import sqlite3
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -125,16 +124,6 @@ def test_what_a_server_left_unmade_the_next_one_makes(tmp_path: Path, pngs: list
             assert time.monotonic() < until
             time.sleep(0.02)
     assert found["status"] == "processed" and found["tokens"] > 0
-
-
-def test_a_table_of_an_older_version_is_read(tmp_path: Path, pins: Pins) -> None:
-    caches = CacheStore(tmp_path, 9, 100, pins)
-    made = put(caches, ONE, PARTS, "a", 1_000.0, WarmParts(4, {"x": 40}))
-    with sqlite3.connect(tmp_path / "caches.sqlite") as connection:
-        for column in ("status", "detail", "holders"):
-            connection.execute(f"ALTER TABLE caches DROP COLUMN {column}")
-    connection.close()
-    assert CacheStore(tmp_path, 9, 100, pins).entry(ONE, made.id) == made
 
 
 def test_holders_are_counted(tmp_path: Path, pins: Pins) -> None:
@@ -366,8 +355,7 @@ def test_a_damaged_cache_holds_up_nothing_but_itself(tmp_path: Path, pins: Pins)
     caches = CacheStore(tmp_path, 10, 1_000, pins, lambda: now[0])
     broken = put(caches, ONE, PARTS, "a", 10.0, WarmParts(1, {"x": 1}))
     put(caches, OTHER, PARTS, "b", 10.0, WarmParts(1, {"y": 1}))
-    with caches._table.transaction() as connection:  # noqa: SLF001
-        connection.execute("UPDATE caches SET pieces = 'no json' WHERE owner = ? AND id = ?", (ONE.owner, broken.id))
+    caches._table.change("UPDATE caches SET pieces = 'no json' WHERE owner = ? AND id = ?", ONE.owner, broken.id)
     now[0] += 20
     caches.expire()
     assert ("other", "y") not in pins.held and ("one", "x") in pins.held

@@ -1,12 +1,9 @@
 """Files, as OpenAI's own client calls them: kept before the answer, prefilled after it, nobody else's."""
 
 import asyncio
-import os
-import random
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +11,12 @@ import openai
 import pytest
 from openai import OpenAI
 
-from emblema.errors import StoreError
 from emblema.serve.content import ContentReader
-from emblema.serve.faults import ServeError
 from emblema.serve.files import FileStore
 from emblema.serve.keys import LOCAL, Tenant
 from emblema.store import Store
 from tests.serve.conftest import QUESTION, asked
 from tests.serve.servers import Running, serving
-from tests.store.disk.filelayer import FailingCalls, PowerCut, Recorder
 
 ONE, OTHER = Tenant("one", b"one"), Tenant("other", b"other")
 
@@ -146,60 +140,6 @@ def test_a_server_that_ends_while_it_reads_a_deleted_file_leaves_nothing(
         assert chunks[0] not in store.tenant(LOCAL.salt)
 
 
-def test_chunks_that_were_begun_are_forgotten_unless_their_file_is_there(tmp_path: Path) -> None:
-    gone = list[tuple[str, list[str]]]()
-    files = FileStore(tmp_path, 1_000, forget=lambda owner, tenant, chunks: gone.append((tenant, list(chunks))))
-    kept, lost, done = (files.add(ONE, data, "a", "user_data", None) for data in (b"kept", b"lost", b"done"))
-    for entry in (kept, lost, done):
-        files.begin(ONE, entry.id, [f"chunk of {entry.id}"])
-    assert files.note(ONE, done.id, "processed", None, "image", [f"chunk of {done.id}"])
-    assert files.delete(ONE, lost) and files.delete(ONE, files.entry(ONE, done.id))
-    for _ in range(2):
-        files.forget_begun()
-    assert gone == [("one", [f"chunk of {lost.id}"])]
-
-
-def test_bytes_without_an_entry_are_removed_at_opening(tmp_path: Path) -> None:
-    files = FileStore(tmp_path, 1_000)
-    kept = files.path(ONE, files.add(ONE, b"kept", "a", "user_data", None).id)
-    left, arriving, late = (kept.with_name(name) for name in ("file-left", ".arriving.temporary", ".late.temporary"))
-    for path in (left, arriving, late):
-        path.write_bytes(b"x")
-    os.utime(late, (1, 1))
-    FileStore(tmp_path, 1_000)
-    assert {path for path in kept.parent.iterdir()} == {kept, arriving}
-
-
-def test_a_crash_while_a_file_is_added_leaves_nothing_after_the_next_opening(tmp_path: Path) -> None:
-    """Whichever call is the last that reaches the disk; what was acknowledged is there."""
-    for number in range(1, 40):
-        folder = tmp_path / str(number)
-        files = FileStore(folder, 1_000)
-        first = files.add(ONE, b"first", "a", "user_data", None)
-        with FailingCalls(number, lasting=True)() as failing, suppress(StoreError):
-            files.add(ONE, b"second", "b", "user_data", None)
-        for path in folder.rglob(".*.temporary"):
-            os.utime(path, (1, 1))
-        again = FileStore(folder, 1_000)
-        there = {again.path(ONE, entry.id) for entry in again.entries(ONE)}
-        assert there == {path for path in (folder / "files").rglob("*") if path.is_file()}
-        assert again.read(ONE, first.id) == b"first"
-        if not failing.failed:
-            break
-    else:
-        pytest.fail("more calls than expected")
-    assert number > 4
-
-
-def test_a_deletion_sees_what_was_made_meanwhile(tmp_path: Path) -> None:
-    files = FileStore(tmp_path, 1_000)
-    before = files.add(ONE, b"picture", "a", "user_data", None)
-    assert files.note(ONE, before.id, "processed", None, "image", ["chunk"])
-    assert not files.delete(ONE, before)
-    assert files.delete(ONE, files.entry(ONE, before.id)) and files.entries(ONE) == ()
-    assert not files.note(ONE, before.id, "processed", None, "image", ["chunk"])
-
-
 def pieces_naming(folder: Path, chunk: str) -> set[str]:
     """Names of the store's files that are a chunk's, or say that they were made from it."""
     files = [
@@ -238,121 +178,6 @@ def test_uploads_are_bounded(server: Running, client: OpenAI, pngs: list[bytes])
             ).status_code
             == 400
         )
-
-
-def test_files_expire_and_stay_within_a_quota(tmp_path: Path) -> None:
-    now = [1_000.0]
-    files = FileStore(tmp_path, 100, clock=lambda: now[0])
-    first = files.add(ONE, b"a" * 60, "a", "user_data", 50.0)
-    with pytest.raises(ServeError, match="quota"):
-        files.add(ONE, b"b" * 60, "b", "user_data", None)
-    assert files.add(OTHER, b"b" * 60, "b", "user_data", None).bytes == 60
-    assert files.add(ONE, b"a" * 60, "again", "user_data", 50.0).id == first.id
-    now[0] += 60
-    with pytest.raises(ServeError):
-        files.read(ONE, first.id)
-    files.add(ONE, b"b" * 60, "b", "user_data", None)
-    assert [entry.name for entry in files.entries(ONE)] == ["b"]
-    assert sum(path.is_file() for path in (tmp_path / "files").rglob("*")) == 2
-
-
-def test_a_file_outlasts_a_power_cut_once_it_is_acknowledged(tmp_path: Path) -> None:
-    """Its bytes, its name and the names of all folders made for it, from the server's own on."""
-    (tmp_path / "kept").mkdir()
-    recorder = Recorder(tmp_path / "store", tmp_path / "kept")
-    with recorder():
-        files = FileStore(tmp_path / "store" / "serve", 1_000)
-        made = [files.add(tenant, b"picture", "a", "user_data", None) for tenant in (ONE, OTHER)]
-    PowerCut(recorder).leave(tmp_path / "left", len(recorder.changes), random.Random(1), lost=1.0)
-    left = [path for path in (tmp_path / "left").rglob("*") if path.is_file()]
-    assert {path.name for path in left} == {entry.id for entry in made}
-    assert [path.read_bytes() for path in left] == [b"picture"] * 2
-
-
-def test_a_deleted_file_stays_deleted_after_a_power_cut(tmp_path: Path) -> None:
-    """Whether its owner deleted it, its time was over or the quota refused it; until then it can be deleted again."""
-    (tmp_path / "kept").mkdir()
-    recorder, now = Recorder(tmp_path / "store", tmp_path / "kept"), [1_000.0]
-    with recorder():
-        files = FileStore(tmp_path / "store" / "serve", 10, clock=lambda: now[0])
-        deleted = files.add(ONE, b"deleted", "a", "user_data", None)
-        assert files.delete(ONE, deleted)
-        files.add(OTHER, b"expired", "b", "user_data", 50.0)
-        with pytest.raises(ServeError, match="quota"):
-            files.add(ONE, b"beyond the quota", "c", "user_data", None)
-        now[0] += 60
-        files.expire()
-    cuts = PowerCut(recorder)
-    for seed in range(20):
-        cuts.leave(tmp_path / "left", len(recorder.changes), random.Random(seed), lost=(1.0, 0.5)[seed % 2])
-        assert [path for path in (tmp_path / "left").rglob("*") if path.is_file()] == []
-
-
-@pytest.mark.parametrize("number", [1, 2, 3], ids=["unlink", "open", "fsync"])
-def test_a_deletion_that_fails_can_be_made_again(tmp_path: Path, number: int) -> None:
-    now, gone = [1_000.0], list[str]()
-    files = FileStore(tmp_path, 1_000, lambda: now[0], lambda owner, tenant, chunks: gone.append(tenant))
-    mine = files.add(ONE, b"mine", "a", "user_data", None)
-    files.add(OTHER, b"theirs", "b", "user_data", 50.0)
-    now[0] += 60
-    with FailingCalls(number)(), pytest.raises(StoreError, match="cannot be deleted"):
-        files.delete(ONE, mine)
-    assert files.entry(ONE, mine.id) == mine
-    with FailingCalls(number)():
-        assert files.entries(OTHER) == ()
-    assert gone == ["other"]
-    files.expire()
-    assert files.delete(ONE, mine)
-    assert (
-        gone == ["other"] * 2
-        and files.entries(ONE) == ()
-        and not [path for path in (tmp_path / "files").rglob("*") if path.is_file()]
-    )
-
-
-def test_a_file_that_cannot_be_kept_says_so(tmp_path: Path) -> None:
-    files = FileStore(tmp_path, 1_000)
-    (tmp_path / "files").write_bytes(b"in the way")
-    with pytest.raises(StoreError, match="cannot be kept"):
-        files.add(ONE, b"picture", "a", "user_data", None)
-    assert files.entries(ONE) == ()
-
-
-def test_what_was_made_of_a_file_goes_with_its_time(tmp_path: Path) -> None:
-    now, gone = [1_000.0], []
-    files = FileStore(
-        tmp_path, 1_000, lambda: now[0], lambda owner, tenant, chunks: gone.append((tenant, list(chunks)))
-    )
-    ids = [files.add(ONE, data, "a", "user_data", 50.0).id for data in (b"a", b"b")]
-    for id in ids:
-        files.note(ONE, id, "processed", None, "image", [f"chunk of {id}"])
-    files.keep_until(ONE, [ids[1], "file-none"], 1_100.0)
-    files.keep_until(OTHER, [ids[0]], 9_000.0)
-    assert files.add(ONE, b"b", "renamed", "user_data", 1.0, renew=False).expires == 1_100.0
-    now[0] += 60
-    files.expire()
-    assert gone == [("one", [f"chunk of {ids[0]}"])] and [entry.id for entry in files.entries(ONE)] == [ids[1]]
-
-
-def test_another_tenants_file_is_not_there(tmp_path: Path) -> None:
-    files = FileStore(tmp_path, 1_000)
-    mine = files.add(ONE, b"picture", "a", "user_data", None)
-    theirs = files.add(OTHER, b"picture", "a", "user_data", None)
-    assert mine.id != theirs.id
-    for call in (files.entry, files.read):
-        with pytest.raises(ServeError) as refused:
-            call(OTHER, mine.id)
-        assert refused.value.status == 404
-    assert not files.delete(OTHER, mine)
-    assert FileStore(tmp_path, 1_000).read(ONE, mine.id) == b"picture"
-
-
-def test_ids_lead_nowhere_else(tmp_path: Path) -> None:
-    files = FileStore(tmp_path, 1_000)
-    (tmp_path / "secret").write_text("x")
-    for id in ("../../secret", "/etc/passwd", "", "\0", "file-" + "0" * 32, "%2e%2e"):
-        with pytest.raises(ServeError):
-            files.read(ONE, id)
 
 
 @pytest.mark.slow

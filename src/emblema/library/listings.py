@@ -36,7 +36,7 @@ class Listings:
         self._unwritten_holds: set[tuple[str, str, int, str]] = set()
         # Scope, library and name of entries that were deleted with their media while no row could be written.
         self._unwritten_ends: set[tuple[str, str, str]] = set()
-        tables = Tables("library", _STATEMENTS, self._opened, old="library.sqlite")
+        tables = Tables("library", _STATEMENTS, self._opened, old=("library.sqlite",))
         self.catalogue = Catalogue(None if folder is None else folder / FILE, tables)
 
     @property

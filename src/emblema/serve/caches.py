@@ -7,20 +7,14 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from sqlite3 import Connection, Row
 from typing import Any, Literal
 
-from emblema.serve.database import OwnedTable, keyed_id
 from emblema.serve.faults import ServeError, missing
-from emblema.serve.file_entries import each
 from emblema.serve.files import FAILED, PROCESSED, UPLOADED
 from emblema.serve.keys import Tenant
+from emblema.serve.owned_table import OwnedTable, Row, each, keyed_id
 from emblema.store.warm_parts import WarmParts
 
-_COLUMNS = (
-    "name TEXT, parts TEXT NOT NULL, tokens INTEGER NOT NULL, pieces TEXT NOT NULL, "
-    f"status TEXT NOT NULL DEFAULT '{PROCESSED}', detail TEXT, holders INTEGER NOT NULL DEFAULT 1"
-)
 _ID = "emblema 2026-11 cache identity 1"
 _SPARE = 1.25
 _CACHE = "cache"
@@ -92,7 +86,7 @@ class CacheStore:
         self, folder: Path, most: int, most_bytes: int, set_pins: SetPins, clock: Callable[[], float] = time.time
     ) -> None:
         self._most, self._most_bytes, self._set_pins = most, most_bytes, set_pins
-        self._table = OwnedTable(folder / "caches.sqlite", "cache", _COLUMNS, clock)
+        self._table = OwnedTable(folder, "cache", clock)
 
     def open(self, tenant: Tenant, parts: Sequence[CachePart], name: str | None, seconds: float) -> CacheEntry:
         """Keep parts whose rows are made later; the same parts are one cache of more holders, until the latest time.
@@ -102,16 +96,14 @@ class CacheStore:
         """
         owner, id, now = tenant.owner, _id(_CACHE, tenant, parts), self._table.clock()
         self._delete("owner = ? AND expires <= ?", owner, now)
-        with self._table.transaction() as connection:
-            self._together(connection, owner, id, {})
-            known = self._table.find(connection, owner, id)
+        with self._table.catalogue.change():
+            self._together(owner, id, {})
+            known = self._table.find(owner, id)
             row: dict[str, Any] = {"tokens": 0, "pieces": "{}", "expires": now, "created": now, "holders": 0}
             row |= {} if known is None else {name: known[name] for name in row}
             status = PROCESSED if known is not None and known["status"] == PROCESSED else UPLOADED
             row |= {"expires": max(row["expires"], now + seconds), "holders": row["holders"] + 1, "status": status}
-            self._table.put(
-                connection, owner=owner, id=id, tenant=tenant.name, name=name, parts=json.dumps(parts), **row
-            )
+            self._table.put(owner=owner, id=id, tenant=tenant.name, name=name, parts=json.dumps(parts), **row)
         return self.entry(tenant, id)
 
     def fill(self, tenant: Tenant, id: str, made: WarmParts) -> CacheEntry:
@@ -121,24 +113,21 @@ class CacheStore:
             ServeError: the cache is gone, or the tenant's would hold too much.
         """
         owner = tenant.owner
-        with self._table.transaction() as connection:
-            pieces = json.dumps(self._together(connection, owner, id, made.pieces))
-            values = (made.tokens, pieces, PROCESSED, owner, id)
-            change = "UPDATE caches SET tokens = ?, pieces = ?, status = ?, detail = NULL WHERE owner = ? AND id = ?"
-            connection.execute(change, values)
+        change = "UPDATE caches SET tokens = ?, pieces = ?, status = ?, detail = NULL WHERE owner = ? AND id = ?"
+        with self._table.catalogue.change():
+            pieces = json.dumps(self._together(owner, id, made.pieces))
+            self._table.change(change, made.tokens, pieces, PROCESSED, owner, id)
         return self._pin(tenant, id, made)
 
     def fail(self, tenant: Tenant, id: str, detail: str) -> None:
         """Note why a cache could not be made; one that was made before stays as it is."""
-        with self._table.transaction() as connection:
-            change = "UPDATE caches SET status = ?, detail = ? WHERE owner = ? AND id = ? AND status = ?"
-            connection.execute(change, (FAILED, detail[:1_000], tenant.owner, id, UPLOADED))
+        change = "UPDATE caches SET status = ?, detail = ? WHERE owner = ? AND id = ? AND status = ?"
+        self._table.change(change, FAILED, detail[:1_000], tenant.owner, id, UPLOADED)
 
     def unmade(self) -> list[tuple[str, str, str]]:
         """Return owner, tenant's name and id of the caches that are not made yet."""
-        with self._table.reading() as connection:
-            found = connection.execute("SELECT owner, tenant, id FROM caches WHERE status = ?", (UPLOADED,))
-            return [tuple(row) for row in found.fetchall()]
+        found = self._table.select("SELECT owner, tenant, id FROM caches WHERE status = ?", UPLOADED)
+        return [(row["owner"], row["tenant"], row["id"]) for row in found]
 
     def keep_part(self, tenant: Tenant, seconds: float, made: WarmParts, fresh: bool) -> None:
         """Keep a part of a request for some time at least; one that will be here for so long stays as it is.
@@ -146,30 +135,29 @@ class CacheStore:
         Chunks that are `fresh`, made for this request, are held by no pin of before. Errors are those of `fill`.
         """
         id = _id("part", tenant, sorted(made.pieces))
-        with self._table.reading() as connection:
-            known = self._table.find(connection, tenant.owner, id)
+        known = self._table.find(tenant.owner, id)
         if not fresh and known is not None and known["expires"] >= self._table.clock() + seconds:
             return
         owner, now = tenant.owner, self._table.clock()
         self._delete("owner = ? AND expires <= ?", owner, now)
-        with self._table.transaction() as connection:
-            pieces = json.dumps(self._together(connection, owner, id, made.pieces))
-            known = self._table.find(connection, owner, id)
+        with self._table.catalogue.change():
+            pieces = json.dumps(self._together(owner, id, made.pieces))
+            known = self._table.find(owner, id)
             created, expires = (now, now) if known is None else (known["created"], known["expires"])
             # Longer than was asked for, so that not every request has to write.
             self._table.put(
-                connection, owner=owner, id=id, tenant=tenant.name, created=created, name=None, parts="[]",
+                owner=owner, id=id, tenant=tenant.name, created=created, name=None, parts="[]",
                 expires=max(expires, now + _SPARE * seconds), tokens=made.tokens, pieces=pieces,
             )  # fmt: skip
         self._pin(tenant, id, made)
 
-    def _together(self, connection: Connection, owner: str, id: str, made: Mapping[str, int]) -> dict[str, int]:
+    def _together(self, owner: str, id: str, made: Mapping[str, int]) -> dict[str, int]:
         """Return what a cache holds with what was made of it now: that of before stays pinned.
 
         Raises:
             ServeError: the owner has too many caches, or they would hold too much.
         """
-        held = _pieces_of(connection, owner)
+        held = self._pieces_of(owner)
         pieces = {**held.pop(id, {}), **made}
         if len(held) >= self._most:
             raise ServeError(413, f"there are {self._most} caches already: delete some, or wait until they expire")
@@ -180,8 +168,8 @@ class CacheStore:
 
     def _pin(self, tenant: Tenant, id: str, made: WarmParts) -> CacheEntry:
         """Pin what was made of a cache; `ServeError` where it is gone."""
-        with self._table.transaction() as connection:
-            written = self._table.find(connection, tenant.owner, id)
+        with self._table.catalogue.change():
+            written = self._table.find(tenant.owner, id)
             if written is None:
                 raise missing("cache", id)
             self._set_pins(tenant.owner, tenant.name, made.pieces, True)
@@ -189,8 +177,7 @@ class CacheStore:
 
     def held(self, owner: str) -> frozenset[str]:
         """Return the pieces that an owner's caches hold."""
-        with self._table.reading() as connection:
-            return frozenset().union(*_pieces_of(connection, owner).values())
+        return frozenset().union(*self._pieces_of(owner).values())
 
     def entries(self, tenant: Tenant) -> tuple[CacheEntry, ...]:
         """Return a tenant's caches, the newest first; not the parts that requests had kept."""
@@ -205,9 +192,8 @@ class CacheStore:
     def extend(self, tenant: Tenant, id: str, seconds: float) -> CacheEntry:
         """Let a cache end so many seconds from now, and return it; `ServeError` where the tenant has none of it."""
         entry = self.entry(tenant, id)
-        with self._table.transaction() as connection:
-            where = (self._table.clock() + seconds, tenant.owner, entry.id)
-            connection.execute("UPDATE caches SET expires = ? WHERE owner = ? AND id = ?", where)
+        change = "UPDATE caches SET expires = ? WHERE owner = ? AND id = ?"
+        self._table.change(change, self._table.clock() + seconds, tenant.owner, entry.id)
         return self.entry(tenant, id)
 
     def release(self, tenant: Tenant, id: str) -> int:
@@ -217,9 +203,8 @@ class CacheStore:
             ServeError: the tenant has none of this id.
         """
         entry = self.entry(tenant, id)
-        with self._table.transaction() as connection:
-            where = (tenant.owner, entry.id)
-            connection.execute("UPDATE caches SET holders = holders - 1 WHERE owner = ? AND id = ?", where)
+        where = (tenant.owner, entry.id)
+        self._table.change("UPDATE caches SET holders = holders - 1 WHERE owner = ? AND id = ?", *where)
         self._delete("owner = ? AND id = ? AND holders <= 0", *where)
         return max(0, entry.holders - 1)
 
@@ -230,30 +215,31 @@ class CacheStore:
     def expire(self) -> None:
         """Delete the caches whose time is over; one that cannot be deleted holds up no other."""
         now = self._table.clock()
-        with self._table.reading() as connection:
-            ended = connection.execute("SELECT owner, id FROM caches WHERE expires <= ?", (now,)).fetchall()
-        each(
-            ended,
-            lambda row: self._delete("owner = ? AND id = ? AND expires <= ?", *row, now),
-            lambda row: f"{row['id']} has expired and is still there",
-        )
+
+        def end(row: Row) -> None:
+            self._delete("owner = ? AND id = ? AND expires <= ?", row["owner"], row["id"], now)
+
+        ended = self._table.select("SELECT owner, id FROM caches WHERE expires <= ?", now)
+        each(ended, end, "has expired and is still there")
+
+    def close(self) -> None:
+        """Close the catalogue."""
+        self._table.catalogue.close()
 
     def _delete(self, where: str, *values: object) -> None:
-        with self._table.transaction() as connection:
+        with self._table.catalogue.change() as rows:
             query = f"DELETE FROM caches WHERE {where} RETURNING owner, tenant, pieces"
-            for owner, tenant, written in connection.execute(query, values).fetchall():
-                held = frozenset().union(*_pieces_of(connection, owner).values())
-                self._set_pins(owner, tenant, json.loads(written).keys() - held, False)
+            for owner, tenant, written in rows.execute(query, values).fetchall():
+                self._set_pins(owner, tenant, json.loads(written).keys() - self.held(owner), False)
+
+    def _pieces_of(self, owner: str) -> dict[str, dict[str, int]]:
+        """Return the pieces of an owner's caches, by the caches' ids."""
+        found = self._table.select("SELECT id, pieces FROM caches WHERE owner = ?", owner)
+        return {row["id"]: json.loads(row["pieces"]) for row in found}
 
 
 def _id(kind: str, tenant: Tenant, identity: Sequence[object]) -> str:
     return keyed_id(kind, _ID, tenant.owner, json.dumps(identity).encode())
-
-
-def _pieces_of(connection: Connection, owner: str) -> dict[str, dict[str, int]]:
-    """Return the pieces of an owner's caches, by the caches' ids."""
-    rows = connection.execute("SELECT id, pieces FROM caches WHERE owner = ?", (owner,))
-    return {id: json.loads(pieces) for id, pieces in rows}
 
 
 def _entry(row: Row) -> CacheEntry:

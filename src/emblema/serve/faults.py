@@ -20,11 +20,12 @@ from emblema.errors import (
     ModelError,
     StoreError,
 )
+from emblema.store.catalogue import CatalogueError
 
 _LOG = logging.getLogger("emblema.serve")
 _STATUSES = {
-    BusyError: 429, DeadlineError: 504, CapacityError: 503, LoadError: 503, StoreError: 500, ModelError: 500,
-    EmblemaError: 400, RequestValidationError: 400,
+    BusyError: 429, DeadlineError: 504, CapacityError: 503, LoadError: 503, CatalogueError: 503, StoreError: 500,
+    ModelError: 500, EmblemaError: 400, RequestValidationError: 400,
 }  # fmt: skip
 """The first that fits is an error's."""
 OWN_CODES = ("unknown_parameter", "unsupported_parameter")
@@ -90,6 +91,8 @@ def error_body(error: Exception) -> dict[str, Any]:
         code = "rate_limit_exceeded"
     elif isinstance(error, ContextLengthError):
         code, parameter = "context_length_exceeded", "messages"
+    elif isinstance(error, CatalogueError):
+        message, code = "the server's folder cannot be changed now: try again", "store_busy"
     elif not isinstance(error, EmblemaError) or status == 500:
         message = "the server failed; its log says why"
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
@@ -136,7 +139,7 @@ def anthropic_error(body: Mapping[str, Any]) -> dict[str, Any]:
 def response_to(error: Exception, scope: Mapping[str, Any]) -> JSONResponse:
     """Return the response to an error, in the form of its request; one of the server's own goes to the log."""
     status = status_of(error)
-    if status == 500:
+    if status == 500 or isinstance(error, CatalogueError):
         _LOG.error("a request failed", exc_info=error)
     headers = dict(getattr(error, "headers", None) or {})
     retry_after: float | None = getattr(error, "retry_after", None)

@@ -1,4 +1,4 @@
-"""Uploaded files: their bytes as files of a folder, what is known of them in a small sqlite file.
+"""Uploaded files: their bytes as files of a folder, what is known of them in the catalogue beside it.
 
 A file is kept for a tenant under an id that follows from its bytes, and prefilled behind the upload.
 """
@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from sqlite3 import Row
 
 from emblema.errors import StoreError
-from emblema.serve.database import OwnedTable, keyed_id
 from emblema.serve.faults import ServeError
-from emblema.serve.file_entries import chunks_of, each, readable
 from emblema.serve.keys import Tenant
+from emblema.serve.owned_table import OwnedTable, Row, each, keyed_id
+from emblema.store.catalogue import FILE
 from emblema.store.files import delete_durably, make_folder, written
 
 _LOG = logging.getLogger("emblema.serve")
@@ -51,16 +50,6 @@ class FileEntry:
     chunks: tuple[str, ...]
 
 
-_COLUMNS = """
-    name TEXT NOT NULL, purpose TEXT NOT NULL, bytes INTEGER NOT NULL, status TEXT NOT NULL, detail TEXT, kind TEXT,
-    chunks TEXT NOT NULL
-"""
-_BEGUN = """
-CREATE TABLE IF NOT EXISTS begun (
-    owner TEXT NOT NULL, id TEXT NOT NULL, tenant TEXT NOT NULL, chunks TEXT NOT NULL, PRIMARY KEY (owner, id)
-)
-"""
-_END = "DELETE FROM begun WHERE owner = ? AND id = ?"
 _ARRIVING_SECONDS = 3_600
 """Seconds after which bytes without a name are not being written any more."""
 _READS = 4
@@ -106,7 +95,7 @@ class FileStore:
         forget: Forget = forget_nothing,
     ) -> None:
         self._folder, self._quota, self._forget = folder / "files", quota, forget
-        self._table = OwnedTable(folder / "files.sqlite", "file", _COLUMNS, clock)
+        self._table = OwnedTable(folder, "file", clock)
         self._recover()
 
     def add(
@@ -126,15 +115,15 @@ class FileStore:
         path = self._path(tenant.owner, id)
         try:
             make_folder(path.parent, mode=0o700)
-            with written(path, [data]) as name_it, self._table.transaction() as connection:
-                query = "SELECT COALESCE(SUM(bytes), 0) FROM files WHERE owner = ? AND id != ?"
-                total = connection.execute(query, (tenant.owner, id)).fetchone()[0] + len(data)
+            with written(path, [data]) as name_it, self._table.catalogue.change():
+                query = "SELECT COALESCE(SUM(bytes), 0) AS total FROM files WHERE owner = ? AND id != ?"
+                total = self._table.select(query, tenant.owner, id)[0]["total"] + len(data)
                 if total > quota:
                     raise over_quota(total, quota)
-                known = self._table.find(connection, tenant.owner, id)
+                known = self._table.find(tenant.owner, id)
                 if renew or known is None:
                     state = _NEW if known is None else {column: known[column] for column in _NEW}
-                    self._table.put(connection, **values, **state)
+                    self._table.put(**values, **state)
                 name_it()
         except OSError as error:
             raise StoreError(f"the file cannot be kept: {error}") from error
@@ -143,7 +132,7 @@ class FileStore:
     def entries(self, tenant: Tenant) -> tuple[FileEntry, ...]:
         """Return a tenant's files, the newest first; one that cannot be read is left out and told of."""
         self.expire(tenant.owner)
-        return tuple(readable(self._table.rows(tenant.owner), _entry, lambda row: row["id"]))
+        return tuple(each(self._table.rows(tenant.owner), _entry, "cannot be read"))
 
     def entry(self, tenant: Tenant, id: str) -> FileEntry:
         """Return what is known of a file; `ServeError` where the tenant has none of this id."""
@@ -167,27 +156,23 @@ class FileStore:
 
     def begin(self, tenant: Tenant, id: str, chunks: Sequence[str]) -> None:
         """Note which chunks are about to be made of a file: `forget_begun` finds them where nobody notes their end."""
-        with self._table.transaction() as connection:
-            values = tenant.owner, id, tenant.name, json.dumps(chunks)
-            connection.execute("INSERT OR REPLACE INTO begun VALUES (?, ?, ?, ?)", values)
+        statement = "INSERT OR REPLACE INTO begun VALUES (?, ?, ?, ?)"
+        self._table.change(statement, tenant.owner, id, tenant.name, json.dumps(chunks))
 
     def note(
         self, tenant: Tenant, id: str, status: str, detail: str | None, kind: str | None, chunks: Sequence[str]
     ) -> bool:
         """Note how a file was read; return False where it was deleted meanwhile, and its chunks are to be forgotten."""
-        with self._table.transaction() as connection:
-            noted = connection.execute(
-                "UPDATE files SET status = ?, detail = ?, kind = ?, chunks = ? WHERE owner = ? AND id = ?",
-                (status, detail, kind, json.dumps(chunks), tenant.owner, id),
-            ).rowcount
+        statement = "UPDATE files SET status = ?, detail = ?, kind = ?, chunks = ? WHERE owner = ? AND id = ?"
+        with self._table.catalogue.change():
+            noted = self._table.change(statement, status, detail, kind, json.dumps(chunks), tenant.owner, id)
             if noted:
-                connection.execute(_END, (tenant.owner, id))
+                self.end(tenant.owner, id)
         return noted > 0
 
     def end(self, owner: str, id: str) -> None:
         """Note that the chunks that were begun of a deleted file are forgotten."""
-        with self._table.transaction() as connection:
-            connection.execute(_END, (owner, id))
+        self._table.change("DELETE FROM begun WHERE owner = ? AND id = ?", owner, id)
 
     def delete(self, tenant: Tenant, entry: FileEntry) -> bool:
         """Delete a file, after its chunks; return False, and keep it, where others were made of it meanwhile."""
@@ -195,45 +180,47 @@ class FileStore:
 
     def keep_until(self, tenant: Tenant, ids: Iterable[str], moment: float) -> None:
         """Let files not expire before a Unix time."""
-        with self._table.transaction() as connection:
-            rows = [(moment, tenant.owner, id, moment) for id in ids]
-            connection.executemany("UPDATE files SET expires = ? WHERE owner = ? AND id = ? AND expires < ?", rows)
+        with self._table.catalogue.change() as rows:
+            values = [(moment, tenant.owner, id, moment) for id in ids]
+            rows.executemany("UPDATE files SET expires = ? WHERE owner = ? AND id = ? AND expires < ?", values)
 
     def unprocessed(self) -> list[tuple[str, str, str]]:
         """Return owner, tenant's name and id of the files that are not prefilled yet."""
-        with self._table.reading() as connection:
-            rows = connection.execute("SELECT owner, tenant, id FROM files WHERE status = ?", (UPLOADED,))
-            return [tuple(row) for row in rows]
+        found = self._table.select("SELECT owner, tenant, id FROM files WHERE status = ?", UPLOADED)
+        return [(row["owner"], row["tenant"], row["id"]) for row in found]
 
     def expire(self, owner: str | None = None) -> None:
+        """Delete the files whose time is over, of one owner or of all; one that cannot be deleted holds up no other."""
         now = self._table.clock()
-        with self._table.reading() as connection:
-            query = "SELECT owner, tenant, id, chunks FROM files WHERE expires <= ? AND owner = ifnull(?, owner)"
-            ended = connection.execute(query, (now, owner)).fetchall()
 
         def end(row: Row) -> None:
-            owner, tenant, id, chunks = row
-            self._forget(owner, tenant, chunks_of(id, chunks))
+            self._forget_chunks(row)
             # Its time may have been renewed meanwhile.
-            self._delete("owner = ? AND id = ? AND expires <= ?", owner, id, now)
+            self._delete("owner = ? AND id = ? AND expires <= ?", row["owner"], row["id"], now)
 
-        each(ended, end, lambda row: f"{row['id']} has expired and is still there")
+        query = "SELECT * FROM files WHERE expires <= ? AND owner = ifnull(?, owner)"
+        each(self._table.select(query, now, owner), end, "has expired and is still there")
 
     def forget_begun(self) -> None:
         """Delete the chunks of files that were deleted while a server that has ended made them."""
-        with self._table.reading() as connection:
-            query = "SELECT * FROM begun WHERE (owner, id) NOT IN (SELECT owner, id FROM files)"
-            left = connection.execute(query).fetchall()
 
         def forget(row: Row) -> None:
-            self._forget(row["owner"], row["tenant"], chunks_of(row["id"], row["chunks"]))
+            self._forget_chunks(row)
             self.end(row["owner"], row["id"])
 
-        each(left, forget, lambda row: f"what was begun of {row['id']} is still there")
+        left = self._table.select("SELECT * FROM begun WHERE (owner, id) NOT IN (SELECT owner, id FROM files)")
+        each(left, forget, "is deleted, and what was begun of it is still there")
+
+    def close(self) -> None:
+        """Close the catalogue."""
+        self._table.catalogue.close()
+
+    def _forget_chunks(self, row: Row) -> None:
+        self._forget(row["owner"], row["tenant"], _chunks_of(row))
 
     def _delete(self, where: str, *values: object) -> bool:
-        with self._table.transaction() as connection:
-            deleted = connection.execute(f"DELETE FROM files WHERE {where} RETURNING owner, id", values).fetchall()
+        with self._table.catalogue.change() as rows:
+            deleted = rows.execute(f"DELETE FROM files WHERE {where} RETURNING owner, id", values).fetchall()
             try:
                 for owner, id in deleted:
                     delete_durably(self._path(owner, id))
@@ -243,9 +230,12 @@ class FileStore:
 
     def _recover(self) -> None:
         """Delete bytes that a server left without an entry when it ended. Others may be adding files right now."""
-        with self._table.transaction() as connection:
-            connection.execute(_BEGUN)
-            known = {(row[0], row[1]) for row in connection.execute("SELECT owner, id FROM files")}
+        damaged = self._folder.with_name(f"{FILE}.damaged")
+        if damaged.exists():
+            _LOG.warning("files without an entry stay as long as %s is there: restore it, or delete it", damaged)
+            return
+        with self._table.catalogue.change():
+            known = {(row["owner"], row["id"]) for row in self._table.select("SELECT owner, id FROM files")}
             for path in self._folder.glob("*/*"):
                 try:
                     arriving = path.name.startswith(".") and time.time() - path.stat().st_mtime < _ARRIVING_SECONDS
@@ -259,5 +249,15 @@ class FileStore:
 
 
 def _entry(row: Row) -> FileEntry:
-    values = {name: row[name] for name in FileEntry.__slots__}
-    return FileEntry(**values | {"chunks": chunks_of(row["id"], row["chunks"])})
+    return FileEntry(**{name: row[name] for name in FileEntry.__slots__} | {"chunks": _chunks_of(row)})
+
+
+def _chunks_of(row: Row) -> tuple[str, ...]:
+    """Return the ids of a file's chunks as a row has them; `StoreError` where it is damaged."""
+    try:
+        chunks = json.loads(row["chunks"])
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"what is known of {row['id']} is damaged: {error}") from error
+    if not isinstance(chunks, list) or not all(isinstance(chunk, str) for chunk in chunks):
+        raise StoreError(f"what is known of {row['id']} is damaged: it has no list of chunks")
+    return tuple(chunks)

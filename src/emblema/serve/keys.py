@@ -3,16 +3,18 @@
 import hashlib
 import hmac
 import secrets
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
 
 from emblema.errors import EmblemaError, StoreError
-from emblema.serve.database import Database
-from emblema.store.files import write_once
+from emblema.serve.faults import ServeError
+from emblema.store.files import make_folder, write_once
 from emblema.store.identity import owner_digest, request_salt
 
 _TABLES = """
@@ -72,15 +74,24 @@ class KeyEntry:
 class KeyRing:
     """The keys in a server's folder, as digests; a tenant's salt follows from its name and the folder's secret.
 
-    A folder remembers that a key was made in it: taking back the last one opens no server.
+    A folder remembers that a key was made in it: taking back the last one opens no server. They have a file of their
+    own, which unlike a catalogue is never made again: a server whose keys are damaged is opened to nobody.
+
+    Raises:
+        StoreError: the file cannot be opened, or is no database.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._database = Database(folder / "keys.sqlite", _TABLES)
-        if len(self) and not self.asked_for:
-            # An older version made them.
-            with self._database.transaction() as connection:
-                connection.execute(_REMEMBER)
+        self._path = folder / "keys.sqlite"
+        try:
+            make_folder(folder)
+            with self._rows() as rows:
+                rows.executescript(_TABLES)
+                # An older version made keys without it.
+                rows.execute(_REMEMBER)
+            self._path.chmod(0o600)
+        except OSError as error:
+            raise StoreError(f"{self._path} cannot be opened: {error}") from error
         self._secret = _secret_of(folder / "serve-secret")
 
     def add(self, tenant: str, administrator: bool = False, quota: int | None = None) -> str:
@@ -90,39 +101,39 @@ class KeyRing:
         if quota is not None and quota < 1:
             raise EmblemaError(f"a quota of {quota} bytes is none: give 1 or more")
         id, rest = secrets.token_hex(6), secrets.token_urlsafe(32)
-        with self._database.transaction() as connection:
+        with self._rows() as rows:
             row = (id, _digest(rest), tenant, administrator, quota, time.time())
-            connection.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?)", row)
-            connection.execute(_REMEMBER)
+            rows.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?)", row)
+            rows.execute(_REMEMBER)
         return f"{_PREFIX}-{id}-{rest}"
 
     def list(self) -> tuple[KeyEntry, ...]:
         """Return all keys, the oldest first."""
-        with self._database.reading() as connection:
-            rows = connection.execute("SELECT id, tenant, administrator, quota, created FROM keys ORDER BY created")
-            return tuple(KeyEntry(id, tenant, bool(role), quota, created) for id, tenant, role, quota, created in rows)
+        with self._rows() as rows:
+            found = rows.execute("SELECT id, tenant, administrator, quota, created FROM keys ORDER BY created")
+            return tuple(KeyEntry(id, tenant, bool(role), quota, created) for id, tenant, role, quota, created in found)
 
     def revoke(self, id: str) -> bool:
         """Take a key back, by its id; return whether there was one."""
-        with self._database.transaction() as connection:
-            return connection.execute("DELETE FROM keys WHERE id = ?", (id,)).rowcount > 0
+        with self._rows() as rows:
+            return rows.execute("DELETE FROM keys WHERE id = ?", (id,)).rowcount > 0
 
     def __len__(self) -> int:
-        with self._database.reading() as connection:
-            return int(connection.execute("SELECT COUNT(*) FROM keys").fetchone()[0])
+        with self._rows() as rows:
+            return int(rows.execute("SELECT COUNT(*) FROM keys").fetchone()[0])
 
     @property
     def asked_for(self) -> bool:
         """Whether requests need a key: once there was one. Deleting `keys.sqlite` forgets it, with all keys."""
-        with self._database.reading() as connection:
-            return connection.execute("SELECT 1 FROM first_key").fetchone() is not None
+        with self._rows() as rows:
+            return rows.execute("SELECT 1 FROM first_key").fetchone() is not None
 
     def tenant(self, key: str) -> Tenant | None:
         """Return whose a key is; None for a key that is not known. Digests are compared in constant time."""
         prefix, _, rest = key.partition("-")
         id, _, rest = rest.partition("-")
-        with self._database.reading() as connection:
-            row = connection.execute("SELECT * FROM keys WHERE id = ?", (id,)).fetchone()
+        with self._rows() as rows:
+            row = rows.execute("SELECT * FROM keys WHERE id = ?", (id,)).fetchone()
         same = hmac.compare_digest(_digest(rest), _DUMMY if row is None else row["digest"])
         if row is None or not same or prefix != _PREFIX:
             return None
@@ -131,6 +142,25 @@ class KeyRing:
     def salt(self, tenant: str) -> bytes:
         """Return a tenant's salt."""
         return blake3(tenant.encode(), key=blake3(self._secret, derive_key_context=_SALT).digest()).digest()
+
+    @contextmanager
+    def _rows(self) -> Iterator[sqlite3.Connection]:
+        """Run a transaction: all of it is done, and durable, or after an exception nothing.
+
+        Raises:
+            StoreError: the file fails.
+            ServeError: another process holds it for longer than is waited for.
+        """
+        try:
+            with closing(sqlite3.connect(self._path, timeout=10.0)) as rows, rows:
+                rows.row_factory = sqlite3.Row
+                # Unlike with FULL, the deletion of the journal is durable too.
+                rows.execute("PRAGMA synchronous = EXTRA")
+                yield rows
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+                raise ServeError(503, "keys.sqlite is held by another process: try again", "store_busy") from error
+            raise StoreError(f"{self._path} fails: {error}") from error
 
     @property
     def fingerprint(self) -> str:

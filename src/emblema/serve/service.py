@@ -127,6 +127,8 @@ class Service(Host):
         await self.engine.close(self.settings.grace)
         await run_alone("close", self.engine.store.parent.close)
         self.pools.close()
+        self.files.close()
+        self.caches.close()
 
 
 def open_store(settings: ServeSettings) -> Path | Store:

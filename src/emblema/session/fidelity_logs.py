@@ -26,7 +26,7 @@ WAIT = 1.0
 _TABLES = Tables(
     "measurements",
     ("CREATE TABLE logs (owner TEXT PRIMARY KEY, data TEXT NOT NULL) WITHOUT ROWID",),
-    old="measurements.sqlite",
+    old=("measurements.sqlite",),
 )
 _READ = f"SELECT CASE WHEN length(data) <= {LARGEST} THEN data END FROM logs WHERE owner = ?"
 
@@ -135,7 +135,7 @@ def read_all(folder: Path) -> dict[str, FidelityLog]:
         StoreError: they are damaged, or cannot be read.
     """
     path = folder / FOLDER / FILE
-    if not path.exists() and not path.with_name(str(_TABLES.old)).exists():
+    if not any(path.with_name(name).exists() for name in (FILE, *_TABLES.old)):
         return {}
     with closing(Catalogue(path, _TABLES, WAIT)) as catalogue:
         if catalogue.made_again:

@@ -5,7 +5,7 @@ import os
 import sqlite3
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,13 +52,13 @@ class Tables:
         name: of them all.
         statements: make them. Each is executed once in a file; later versions of the program append to them.
         opened: called with every file that is opened to be written, within a transaction, and whether it is new.
-        old: name of the file that an earlier version kept them in; taken over and deleted, until 0.2.
+        old: names of the files that an earlier version kept them in; taken over and deleted, until 0.2.
     """
 
     name: str
     statements: tuple[str, ...]
     opened: Callable[[sqlite3.Connection, bool], None] = _nothing
-    old: str | None = None
+    old: tuple[str, ...] = ()
 
 
 class Connection(sqlite3.Connection):
@@ -270,7 +270,7 @@ class Catalogue:
         if self.path is None:
             with ExitStack() as opened:
                 memory = self._connect(opened, ":memory:")
-                self._prepare(memory, None)
+                self._prepare(memory, ())
                 opened.pop_all()
                 return _Opened(memory, memory, None)
         try:
@@ -324,10 +324,11 @@ class Catalogue:
             set_journal(writer, path)
             if writer.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
                 raise DamagedCatalogueError("a page is damaged")
-            before = None if self._tables.old is None else path.with_name(self._tables.old)
-            self._prepare(writer, before if old is None and before is not None and before.exists() else old)
-            for each in () if before is None else _files(before):
-                clear(each)
+            before = [path.with_name(name) for name in self._tables.old]
+            self._prepare(writer, [each for each in before if each.exists()] if old is None else [old])
+            for each in before:
+                for file in _files(each):
+                    clear(file)
             reader = self._connect(opened, f"{path.as_uri()}?mode=rw")
             reader.execute("PRAGMA query_only = 1")
             here = _Opened(writer, reader, path.stat().st_ino)
@@ -367,8 +368,8 @@ class Catalogue:
             connection.execute(f"PRAGMA {setting}")
         return connection
 
-    def _prepare(self, rows: sqlite3.Connection, old: Path | None) -> None:
-        """Make the tables as far as the file lacks them, and take over the rows of an old file."""
+    def _prepare(self, rows: sqlite3.Connection, old: Sequence[Path]) -> None:
+        """Make the tables as far as the file lacks them, and take over the rows of old files."""
         rows.execute("BEGIN IMMEDIATE")
         fresh = rows.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None
         if fresh:
@@ -384,8 +385,8 @@ class Catalogue:
         for statement in tables.statements[done:]:
             rows.execute(statement)
         rows.execute("INSERT OR REPLACE INTO rooms VALUES (?, ?)", (tables.name, len(tables.statements)))
-        if old is not None:
-            _take_over(rows, old)
+        for each in old:
+            _take_over(rows, each)
         tables.opened(rows, fresh)
         rows.execute("COMMIT")
 
