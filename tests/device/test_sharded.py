@@ -120,10 +120,7 @@ def test_replies_as_one_batch(name: str, home: str) -> None:
         told.append(list(tokens.values()))
     for own, plain in zip(*told, strict=True):
         assert [token for token, _ in own] == [token for token, _ in plain]
-        largest = max(abs(made[1] - known[1]) for made, known in zip(own, plain, strict=True))
-        if name == "kimi_k25" and CLOSE < largest < 2 * CLOSE:
-            pytest.xfail(f"missed: {name}: a log-probability is {largest:.2e} off against {CLOSE:.0e}")
-        assert largest <= CLOSE
+        assert max(abs(made[1] - known[1]) for made, known in zip(own, plain, strict=True)) <= CLOSE
 
 
 def test_replies_that_share_the_model() -> None:
@@ -295,8 +292,10 @@ def test_what_a_forward_is_given_goes_to_a_device_once(waits: Counter[str], name
         waits.clear()
         engine.prefill([chunk, QUESTION, QUESTION], "full", template=False)
         batch.step()
-        counts.append({place: count for place, count in waits.items() if "copy" in place})
-    assert counts[0] and counts[0] == counts[1]
+        counts.append(Counter({place: count for place, count in waits.items() if "copy" in place}))
+    assert counts[0] and not counts[1] - counts[0]
+    # Features that are added at the second layer, and where, go with it.
+    assert (counts[0] - counts[1]).total() == 2 * len(chunk.encoded.deepstack[1:])
 
 
 def test_streams_are_refused() -> None:

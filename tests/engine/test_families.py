@@ -132,8 +132,6 @@ def test_a_slid_picture_has_conditioned_the_next_one_and_is_gone(name: str) -> N
 @families
 def test_narrowing_between_layers(name: str) -> None:
     adapter = engine(name).adapter
-    if not adapter.supports_layerwise:
-        pytest.skip(f"{name} runs whole only")
     prompt = two_pages(name)
     blind = linker(name).link(LinkRequest(prompt, "blind")).plan
     plans = {budget: _selecting(blind, budget) for budget in (0, 3, 10_000)}

@@ -95,19 +95,19 @@ def test_replies_go_on_while_a_long_prompt_is_prefilled(
     scheduler.submit(engine, first.generation)
     first.next()
     made: list[int] = []
-    stock = engine.adapter._whole  # noqa: SLF001
+    stock = engine.adapter._run  # noqa: SLF001
 
-    def whole(batch: object, table: object, wanted: int | None = None) -> object:
+    def whole(batch: object, table: object, wanted: int | None = None, narrow: object = None) -> object:
         made.append(first.pieces.qsize())
-        return stock(batch, table, wanted)  # type: ignore[arg-type]
+        return stock(batch, table, wanted, narrow)  # type: ignore[arg-type]
 
-    engine.adapter._whole = whole  # type: ignore[method-assign, assignment]
+    engine.adapter._run = whole  # type: ignore[method-assign, assignment]
     try:
         other = Client([QUESTION * 30, *chunks, QUESTION * 30])
         scheduler.submit(engine, other.generation)
         other.reply()
     finally:
-        del engine.adapter._whole
+        del engine.adapter._run
     assert len(made) > 8 and [b - a for a, b in zip(made, made[1:], strict=False)] == [1] * (len(made) - 1)
     first.generation.cancel()
 
@@ -247,18 +247,18 @@ def test_a_long_prefill_lends_no_more_than_half_of_its_time(
     other, clock = engine.on(engine.store.parent.tenant(b"other")), [0.0]
     monkeypatch.setattr("emblema.engine.scheduler.perf_counter", lambda: clock[0])
     monkeypatch.setattr(engine.adapter, "block_rows", 32)
-    stock, blocks, begun = engine.adapter._whole, [0], []  # noqa: SLF001
+    stock, blocks, begun = engine.adapter._run, [0], []  # noqa: SLF001
 
-    def whole(batch: object, table: object, wanted: int | None = None) -> object:
+    def whole(batch: object, table: object, wanted: int | None = None, narrow: object = None) -> object:
         if scheduler._turn is not None and scheduler._turn.outer is None:  # noqa: SLF001
             blocks[0] += 1
             clock[0] += 1.0
         else:
             begun.append(blocks[0])
             clock[0] += 5.0
-        return stock(batch, table, wanted)  # type: ignore[arg-type]
+        return stock(batch, table, wanted, narrow)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine.adapter, "_whole", whole)
+    monkeypatch.setattr(engine.adapter, "_run", whole)
     long, go_on = prefilling(engine, scheduler, chunks)
     shorts = [Client([QUESTION], Sampling(max_new_tokens=1), strategy="full") for _ in range(4)]
     for short in shorts:
@@ -336,21 +336,21 @@ def test_a_cancelled_prefill_ends_at_its_next_block(engine: Engine, chunks: list
     scheduler.submit(engine, running.generation)
     running.next()
     client = Client([QUESTION * 40, *chunks, QUESTION * 40])
-    stock, calls = engine.adapter._whole, []  # noqa: SLF001
+    stock, calls = engine.adapter._run, []  # noqa: SLF001
 
-    def whole(batch: object, table: object, wanted: int | None = None) -> object:
+    def whole(batch: object, table: object, wanted: int | None = None, narrow: object = None) -> object:
         calls.append(1)
         client.generation.cancel()
-        return stock(batch, table, wanted)  # type: ignore[arg-type]
+        return stock(batch, table, wanted, narrow)  # type: ignore[arg-type]
 
-    engine.adapter._whole = whole  # type: ignore[method-assign, assignment]
+    engine.adapter._run = whole  # type: ignore[method-assign, assignment]
     try:
         scheduler.submit(engine, client.generation)
         while not calls:
             time.sleep(0.01)
         scheduler.call(engine, lambda: None).result(60)
     finally:
-        del engine.adapter._whole
+        del engine.adapter._run
     assert len(calls) == 1 and client.pieces.empty()
     running.generation.cancel()
 

@@ -259,18 +259,6 @@ def test_pieces_go_with_their_chunk() -> None:
     assert one.store.statistics.patches == 0
 
 
-def test_a_family_that_runs_whole_only_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "llava"
-    prompt = prompt_for(name, "visible")
-    one = linker(name, prompt)
-    monkeypatch.setattr(one.adapter, "supports_layerwise", False)
-    for strategy in ("cacheblend-15", "vlcache-20"):
-        outcome = one.link(LinkRequest(prompt, strategy))
-        assert outcome.usage.fallback is not None and outcome.plan.strategy == "full"
-    for strategy in ("mpic-2", "full-reuse", "epic-2", "orbit-3"):
-        assert one.link(LinkRequest(prompt, strategy)).usage.fallback is None
-
-
 def test_all_strategies_are_tried_here() -> None:
     """Nothing that a user can ask for is left out of this page."""
     tried = {kind.usage for kind in KINDS for name in STRATEGIES if re.fullmatch(kind.pattern, name)}

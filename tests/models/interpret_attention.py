@@ -8,7 +8,8 @@ import torch
 from emblema.kv.layout import LayerLayout
 from emblema.models import attention
 from emblema.models.attention_triton import attend
-from emblema.models.tables import KVTable, TableOrder, attention_masks
+from emblema.models.masks import TableOrder, attention_masks
+from emblema.models.tables import KVTable
 from tests.families import loaded
 from tests.families.running import joint, run_all
 

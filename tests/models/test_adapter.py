@@ -60,10 +60,9 @@ def test_no_argument_is_passed_by_a_name_that_transformers_gives_up(name: str) -
         table = adapter.table(4)
         table.allocate(torch.arange(len(prompt.token_ids)), prompt.groups)
         adapter.forward(prompt.batch(torch.arange(len(prompt.token_ids))), table)
-        if adapter.supports_layerwise:
-            table.truncate(0)
-            table.allocate(torch.arange(len(prompt.token_ids)), prompt.groups)
-            adapter.forward(prompt.batch(torch.arange(len(prompt.token_ids))), table, narrow=lambda layer: None)
+        table.truncate(0)
+        table.allocate(torch.arange(len(prompt.token_ids)), prompt.groups)
+        adapter.forward(prompt.batch(torch.arange(len(prompt.token_ids))), table, narrow=lambda layer: None)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -91,7 +90,6 @@ def test_blind_rows_differ_clearly(name: str) -> None:
 def test_layer_by_layer_equals_whole(name: str) -> None:
     item = matrix.loaded(name)
     adapter = item.adapter
-    assert adapter.supports_layerwise
     prompt, _, _, _ = matrix.joint(item)
     full, logits = matrix.run_all(adapter, prompt)
     rows = torch.arange(len(prompt.token_ids))

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from emblema.kv.layout import LayerLayout
 from emblema.models import attention
 from emblema.models.attention import AttendedRows
-from emblema.models.tables import KVTable, attention_masks
+from emblema.models.masks import attention_masks
+from emblema.models.tables import KVTable
 from tests.families import CASES, loaded
 from tests.families.running import joint, run_all
 
@@ -104,7 +105,6 @@ def test_no_mask_is_made_where_rows_follow_one_another(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", list(CASES))
 def test_every_family_attends_by_rows(name: str) -> None:
     item = loaded(name)
-    assert item.adapter.attends_by_rows
     prompt, *_ = joint(item)
     table, logits = run_all(item.adapter, prompt)
     again = item.adapter.table(len(prompt.token_ids))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from emblema.models.tables import TableOrder
+from emblema.models.masks import TableOrder
 from tests.kv.test_placing_compiled import usage
 
 pytestmark = [

@@ -8,6 +8,7 @@ import torch
 from emblema.kv.layout import RotaryBand
 from emblema.models import calibrate
 from emblema.models.adapter import Adapter
+from emblema.models.batch import RowBatch
 from emblema.models.selfcheck import selfcheck
 from tests import families as matrix
 
@@ -87,12 +88,16 @@ def test_windows_follow_layer_types() -> None:
     assert [layout.window for layout in adapter.layouts] == [12, None, 12, None]
 
 
-def test_layer_loop_is_not_used_where_it_does_not_agree() -> None:
+def test_rows_leave_between_layers_of_a_decoder_that_scales_its_embeddings() -> None:
     """Granite multiplies embeddings inside its decoder's forward, which a loop over its layers would miss."""
     adapter = Adapter(behind_llava(DECODERS["granite"][0]))
-    assert not adapter.supports_layerwise
     encoded = adapter.encode_text(matrix.words(6))
-    assert adapter.prefill(encoded)[1].shape == (6, 64)
+    table, hidden = adapter.table(6), adapter.prefill(encoded)[1]
+    batch = RowBatch(encoded.embeds, encoded.positions, torch.arange(6), encoded.visual)
+    table.allocate(torch.arange(6))
+    last = adapter.forward(batch, table, narrow=lambda layer: torch.tensor([3, 5]) if layer == 1 else None)
+    # The rows that left keep no rows of the last layers, which the others then do not attend.
+    assert last.shape == (2, 64) and adapter.forward(batch, table).allclose(hidden, atol=1e-5)
 
 
 def test_axes_of_m_rope_in_blocks_and_interleaved() -> None:

@@ -115,6 +115,27 @@ def test_a_batch_in_blocks_is_noted_whole(name: str, monkeypatch: pytest.MonkeyP
         assert torch.allclose(weights, whole.layers[layer], atol=1e-5), layer
 
 
+def test_what_others_run_in_a_pause_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = Adapter(loaded("llava").model)
+    encoded, other = (adapter.encode_text(words(length, seed=4)) for length in (23, 9))
+    plain, rows = adapter.capture(other), torch.tensor([3, 22])
+    table, batch = fresh(adapter, encoded)
+    whole = noted(adapter, batch, table, rows)
+    between: list[KVRows] = []
+
+    def pause() -> None:
+        adapter.pause = None
+        between.append(adapter.capture(other))
+
+    monkeypatch.setattr(adapter, "block_rows", 8)
+    adapter.pause = pause
+    table, batch = fresh(adapter, encoded)
+    parted = noted(adapter, batch, table, rows)
+    assert torch.allclose(between[0][-1].keys, plain[-1].keys, atol=1e-5)
+    for layer, weights in parted.layers.items():
+        assert torch.allclose(weights, whole.layers[layer], atol=1e-5), layer
+
+
 @pytest.mark.parametrize("name", ["llava", "qwen3_vl", "gemma3", "kimi_k25"])
 def test_the_forward_is_the_same_and_nothing_is_left(name: str) -> None:
     adapter = loaded(name).adapter

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from emblema.errors import ModelError
 from emblema.kv.layout import LayerLayout, LayerRows
-from emblema.models.tables import BatchTable, KVTable, attention_masks
+from emblema.models.batch_table import BatchTable
+from emblema.models.masks import attention_masks
+from emblema.models.tables import KVTable
 
 LAYOUTS = (LayerLayout((2, 4), (2, 3), None), LayerLayout((1, 6), (1, 2), None))
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from emblema.errors import ModelError
-from emblema.models.tables import BatchTable
+from emblema.models.batch_table import BatchTable
 from emblema.session.decode_batch import DecodeBatch, DecodeSequence, NextToken, probability_of
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.session.requests import Prefill

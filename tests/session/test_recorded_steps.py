@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from emblema.engine.engine import Engine
+from emblema.models.batch_table import padded_count, padded_length
 from emblema.models.decode_steps import MOST_RECORDED, RecordedStep
-from emblema.models.tables import padded_count, padded_length
 from emblema.session.decode_batch import DecodeBatch, DecodeSequence
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.session.solo_decoding import SoloDecoding

@@ -78,8 +78,6 @@ class Executor:
         late = (computed[1:] & ~computed[:-1]).any(axis=0)
         if late.any():
             return f"row {int(late.argmax())} is computed above a layer that it skips"
-        if not self.adapter.supports_layerwise and (plan.selectors or (computed != computed[0]).any()):
-            return f"{self.adapter.family} cannot narrow its rows between layers"
         return None
 
     @torch.inference_mode()

@@ -1,8 +1,7 @@
 """One generic adapter over the encoder and the decoder of a transformers vision-language model."""
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +12,22 @@ from emblema.errors import ModelError, PromptError, UnsupportedModelError
 from emblema.kv.chunk import Encoded
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows
 from emblema.kv.rotation import PhaseBook, RotaryTable, move_rows
-from emblema.models.attention import OTHER_SCORES, AttendedRows, attend_step, attending, attending_by, attending_rows
-from emblema.models.batch import LayerInput, RowBatch, turns_on
-from emblema.models.calibrate import Calibration, cache_argument, calibrate, layer_types, rotary_module
+from emblema.models.attention import (
+    AttendedRows,
+    attending_anew,
+    attending_by,
+    attending_rows,
+    is_watched,
+    row_attend,
+)
+from emblema.models.batch import RowBatch
+from emblema.models.batch_table import BatchTable
+from emblema.models.calibrate import Calibration, cache_argument, calibrate, layer_types
 from emblema.models.encoder_pauses import pausing
 from emblema.models.families import family_of
 from emblema.models.families.base import Prepared
 from emblema.models.fingerprint import WatchedWeights
+from emblema.models.layer_feed import LayerFeed, Narrow
 from emblema.models.positions import chunk_positions
 from emblema.models.structure import (
     decoder_layers,
@@ -29,9 +37,7 @@ from emblema.models.structure import (
     position_axes,
     refuse_unsupported,
 )
-from emblema.models.tables import BatchTable, DecoderCache, KVTable
-
-Narrow = Callable[[int], Tensor | None]
+from emblema.models.tables import KVTable
 
 
 class Adapter:
@@ -44,8 +50,8 @@ class Adapter:
     Attributes:
         weights: tells whether they are what they were.
         devices: of each layer, and of its rows.
-        sharded: whether a part of the decoder is elsewhere than `device`. The layers are then run one after another,
-            and what a forward is given goes to each device once.
+        sharded: whether a part of the decoder is elsewhere than `device`; what all layers are given goes to each
+            device once.
         block_rows: rows run at once in a whole-decoder call; bounds the mask's memory on long prompts.
         pause: called between forwards, blocks of rows and layers, before more than `block_rows` rows would have run
             since the last time (a row that runs in one layer alone counts as that share of one), and in a long run of
@@ -80,25 +86,13 @@ class Adapter:
         self.tables: dict[str, RotaryTable] = dict(self.calibration.tables)
         self._windows = windows
         self.weights = WatchedWeights(model)
-        self._takes_deepstack = "deepstack_visual_embeds" in inspect.signature(self.decoder.forward).parameters
-        self._decoder_cache, self._layer_cache = cache_argument(self.decoder), cache_argument(self.layers[0])
-        # Gemma 4's layers note their rows there for layers without any, which are refused.
-        shared = "shared_kv_states" in inspect.signature(self.layers[0].forward).parameters
-        self._layer_extra: dict[str, Any] = {"shared_kv_states": {}} if shared else {}
-        self._typed_rotary = "layer_type" in inspect.signature(rotary_module(self.decoder).forward).parameters
+        self._cache_argument = cache_argument(self.decoder)
         self.version = f"{self.family}/{self.kind.version()}"
         self.pause: Callable[[], None] | None = None
         # Rows since the last pause.
         self._unpaused = 0.0
         self.text_ids(torch.tensor(self.anchor, dtype=torch.int64))
-        self.attends_by_rows = False
-        self.attends_by_rows = self._rows_agree()
-        self.supports_layerwise = self._layerwise_agrees()
-        if self.sharded and not self.supports_layerwise:
-            raise UnsupportedModelError(
-                f"{self.names[0]} and the layers after it are on several devices, and those of {self.family} cannot be "
-                "run one after another: load the model on one device."
-            )
+        self._check_attention()
 
     @property
     def device(self) -> torch.device:
@@ -226,8 +220,6 @@ class Adapter:
     ) -> Tensor:
         """Run rows through the decoder, write their KV at their slots, attend over the whole table.
 
-        Without `narrow` the decoder is called whole; with it, its stock layers are called one after another.
-
         Args:
             narrow: after layer l, `narrow(l)` gives the indices of the rows that later layers still compute (None:
                 all).
@@ -240,11 +232,9 @@ class Adapter:
         """
         if batch.embeds.shape[0] == 0:
             return batch.embeds.new_empty(0, self.hidden_size)
-        if narrow is not None and not self.supports_layerwise:
-            raise ModelError(f"{self.family} cannot be run layer by layer; use a strategy that does not ask for it.")
         with torch.inference_mode():
             if narrow is not None:
-                return self._home(self._layerwise(batch, table, narrow))
+                return self._run(batch, table, narrow=narrow)
             parts = [batch]
             if len(batch.slots) > self.block_rows:
                 parts = batch.blocks(table.rows[batch.slots], table.groups[batch.slots], self.block_rows)
@@ -253,69 +243,38 @@ class Adapter:
                 self._give_way(len(part.slots))
                 left -= len(part.slots)
                 own = None if wanted is None else min(len(part.slots), max(0, wanted - left))
-                run = self._in_turn(part, table, own) if self.sharded else self._whole(part, table, own)
-                hidden.append(self._home(run if own is None else run[len(run) - own :]))
+                run = self._run(part, table, own)
+                hidden.append(run if own is None else run[len(run) - own :])
             return hidden[0] if len(hidden) == 1 else torch.cat(hidden)
-
-    def _home(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device) if self.sharded else tensor
 
     def _give_way(self, rows: float) -> None:
         """Pause if so many more rows would be more than a block since the last pause."""
         if self._unpaused and self._unpaused + rows > self.block_rows:
             if self.pause is not None:
-                self.pause()
+                with attending_anew():
+                    self.pause()
             self._unpaused = 0.0
         self._unpaused += rows
 
-    def _seen(self, batch: RowBatch, table: KVTable, wanted: int | None = None) -> AttendedRows:
-        causal = self.kind.full_layers_causal
-        return AttendedRows(table, batch.slots, self._windows, batch.hidden_from, causal, wanted)
-
-    @contextmanager
-    def _attending(self, seen: AttendedRows) -> Iterator[dict[int | None, Tensor]]:
-        """Have the table written at the rows' slots, and layers attend what the rows see; yield masks by window.
+    def _run(self, batch: RowBatch, table: KVTable, wanted: int | None = None, narrow: Narrow | None = None) -> Tensor:
+        """Run rows through the decoder; return hidden states after the norm of those that stay to the end.
 
         A block around this that attends by a function of its own is given whole masks.
         """
-        outer = attending() is not None
-        if outer or not self.attends_by_rows:
-            within, masks = nullcontext() if not outer else attending_rows(seen.attend), seen.masks
-        else:
-            within, masks = attending_by(self.config, seen.attend), seen.no_mask()
-        with within:
-            yield masks
-
-    def _ids(self, positions: Tensor) -> Tensor:
-        return positions if self.axes == 1 else positions[:, None]
-
-    def _whole(self, batch: RowBatch, table: KVTable, wanted: int | None = None) -> Tensor:
-        with self._attending(self._seen(batch, table, wanted)) as masks:
-            return self._decoder_run(batch, table, masks)
-
-    def _decoder_run(self, batch: RowBatch, table: KVTable, masks: dict[int | None, Tensor]) -> Tensor:
-        table.slots = batch.slots
+        causal = self.kind.full_layers_causal
+        seen = AttendedRows(table, batch.slots, self._windows, batch.hidden_from, causal, wanted)
         extra: dict[str, Any] = {}
-        if self._takes_deepstack and batch.deepstack and bool(batch.visual.any()):
+        if batch.deepstack and bool(batch.visual.any()):
             extra = {"visual_pos_masks": batch.visual[None], "deepstack_visual_embeds": list(batch.deepstack)}
+        feed = LayerFeed(table, self.devices, seen, narrow, lambda rows: self._give_way(rows / len(self.layers)))
+        ids = batch.positions if self.axes == 1 else batch.positions[:, None]
+        table.slots = batch.slots
         try:
-            output = self.decoder(
-                inputs_embeds=batch.embeds[None],
-                position_ids=self._ids(batch.positions),
-                attention_mask=self._mask_by_type(masks),
-                use_cache=True,
-                **{self._decoder_cache: table},
-                **extra,
-            )
+            masks = seen.masks if is_watched() else seen.no_mask()
+            hidden = self._decoder_run(batch.embeds[None], ids, masks, feed, **extra)[0]
         finally:
             table.slots = None
-        return output.last_hidden_state[0]
-
-    def _mask_by_type(self, masks: dict[int | None, Tensor]) -> Any:
-        """Return masks by window as the decoder takes them: a single one, or one for each type of layer."""
-        if len(masks) == 1:
-            return next(iter(masks.values()))
-        return {kind: masks[window] for kind, window in zip(self.types, self._windows, strict=True)}
+        return hidden if feed.rows is None else hidden[feed.rows.to(hidden.device)]
 
     def decode(self, token_ids: Tensor, positions: Tensor, rows: Tensor, table: BatchTable) -> Tensor:
         """Run one new text row of each sequence of a batch, and append it.
@@ -356,96 +315,40 @@ class Adapter:
         ids = positions[:, None]
         if self.axes > 1:
             ids = ids.expand(self.axes, -1, -1)
-        with torch.inference_mode(), attending_by(self.config, attend_step):
+        with torch.inference_mode():
             table.place(rows)
-            embeds, masks = self._embedding(token_ids[:, None]), table.masks(self._windows)
-            if self.sharded:
-                return self.logits(self._step_in_turn(embeds, ids, masks, table)[:, 0])
+            embeds, feed = self._embedding(token_ids[:, None]), LayerFeed(table, self.devices)
+            return self.logits(self._decoder_run(embeds, ids, table.masks(self._windows), feed)[:, 0])
+
+    def _decoder_run(
+        self, embeds: Tensor, ids: Tensor, masks: Mapping[int | None, Tensor], feed: LayerFeed, **extra: Any
+    ) -> Tensor:
+        """Run the decoder's own forward; return its hidden states [sequences, rows, hidden] on `device`.
+
+        Args:
+            embeds: [sequences, rows, hidden].
+            ids: positions as the decoder takes them.
+            masks: by window.
+            feed: feeds the layers where they do not all get the same on one device.
+            extra: further arguments of the decoder.
+        """
+        mask: Any = {kind: masks[window] for kind, window in zip(self.types, self._windows, strict=True)}
+        with (
+            attending_rows(self.config, feed.attend),
+            feed.feeding(self.layers) if self.sharded or feed.narrows else nullcontext(),
+        ):
             output = self.decoder(
                 inputs_embeds=embeds,
                 position_ids=ids,
-                attention_mask=self._mask_by_type(masks),
+                attention_mask=mask if len(masks) > 1 else next(iter(masks.values())),
                 use_cache=True,
-                **{self._decoder_cache: table},
+                **{self._cache_argument: feed.table},
+                **extra,
             )
-            return self.logits(output.last_hidden_state[:, 0])
+        return self._home(output.last_hidden_state)
 
-    def _step_in_turn(
-        self, hidden: Tensor, ids: Tensor, masks: Mapping[int | None, Tensor], table: BatchTable
-    ) -> Tensor:
-        """Run the layers of a step one after another, each on its device; return hidden states after the norm."""
-        turns = self._turns(hidden, ids)
-        for index, device in enumerate(self.devices):
-            if hidden.device != device:
-                hidden, ids, turns = hidden.to(device), ids.to(device), turns_on(turns, device)
-                masks = {window: mask.to(device) for window, mask in masks.items()}
-            hidden = self._layer(index, hidden, masks, ids, turns, table)
-        return self.decoder.norm(hidden)
-
-    def _in_turn(self, batch: RowBatch, table: KVTable, wanted: int | None) -> Tensor:
-        """Run the layers one after another, each on its device; return hidden states after the norm."""
-        inputs = self._inputs(batch, table, wanted)
-        for index in range(len(self.layers)):
-            inputs = self._step(inputs, index, table)
-        return self.decoder.norm(inputs.hidden)[0]
-
-    def _layerwise(self, batch: RowBatch, table: KVTable, narrow: Narrow) -> Tensor:
-        inputs = self._inputs(batch, table)
-        for index in range(len(self.layers)):
-            self._give_way(inputs.rows / len(self.layers))
-            inputs = self._step(inputs, index, table)
-            keep = narrow(index)
-            if keep is not None:
-                inputs = inputs.select(keep.to(inputs.hidden.device))
-        return self.decoder.norm(inputs.hidden)[0]
-
-    def _inputs(self, batch: RowBatch, table: KVTable, wanted: int | None = None) -> LayerInput:
-        """Return the input of the first layer that rows run through."""
-        ids, hidden = self._ids(batch.positions), batch.embeds[None]
-        seen, turns = self._seen(batch, table, wanted), self._turns(hidden, ids)
-        return LayerInput(hidden, ids, batch.visual, batch.deepstack, seen, turns)
-
-    def _step(self, inputs: LayerInput, index: int, table: KVTable) -> LayerInput:
-        """Run one stock layer, on its device."""
-        inputs = inputs.on(self.devices[index])
-        if inputs.rows == 0:
-            return inputs
-        table.slots = inputs.seen.slots
-        try:
-            with self._attending(inputs.seen) as masks:
-                hidden = self._layer(index, inputs.hidden, masks, inputs.ids, inputs.turns, table)
-        finally:
-            table.slots = None
-        return inputs.after(index, hidden)
-
-    def _layer(
-        self,
-        index: int,
-        hidden: Tensor,
-        masks: Mapping[int | None, Tensor],
-        ids: Tensor,
-        turns: Mapping[str, Any],
-        table: DecoderCache,
-    ) -> Tensor:
-        output = self.layers[index](
-            hidden,
-            attention_mask=masks[self._windows[index]],
-            position_ids=ids if self.axes == 1 else None,
-            use_cache=True,
-            position_embeddings=turns[self.types[index]],
-            **self._layer_extra,
-            **{self._layer_cache: table},
-        )
-        return output[0] if isinstance(output, tuple) else output
-
-    def _turns(self, hidden: Tensor, ids: Tensor) -> dict[str, Any]:
-        """Return cosines and sines by layer type, on the rows' device."""
-        rotary = rotary_module(self.decoder)
-        if self._typed_rotary:
-            turns = {kind: rotary(hidden, ids, kind) for kind in dict.fromkeys(self.types)}
-        else:
-            turns = dict.fromkeys(self.types, rotary(hidden, ids))
-        return turns_on(turns, hidden.device) if self.sharded else turns
+    def _home(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device) if self.sharded else tensor
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [rows, vocab] float32 of final hidden states [rows, hidden], as the stock model gives them."""
@@ -494,59 +397,26 @@ class Adapter:
         deepstack = tuple(layer.to(device) for layer in encoded.deepstack)
         return table, RowBatch(embeds, positions, slots, visual, deepstack)
 
-    def _rows_agree(self) -> bool:
-        """Return whether every layer attends through transformers' interface, so that it attends what it is told to.
+    def _check_attention(self) -> None:
+        """Refuse layers whose attention does not go through transformers' interface: they would attend other rows.
 
-        A few rows are run with masks and without; a layer that does not ask would attend rows that come later.
+        Raises:
+            UnsupportedModelError: there is one; names the first.
         """
         count = min(7, self._embedding.num_embeddings)
-        order = torch.arange(count, device=self.device)
-        visual = torch.zeros(count, dtype=torch.bool, device=self.device)
-        batch = RowBatch(self.embed(torch.arange(count)), order.expand(self.axes, -1), order, visual)
         asked: set[int] = set()
-        results = []
-        with torch.inference_mode():
-            for masked in (True, False):
-                table = self.table(count)
-                table.allocate(order)
-                seen = self._seen(batch, table)
 
-                def attend(module: Any, *given: Any, seen: AttendedRows = seen, **extra: Any) -> Any:
-                    if all(extra.get(name) is None for name in OTHER_SCORES):
-                        asked.add(int(module.layer_idx))
-                    return seen.attend(module, *given, **extra)
+        def attend(module: Any, *given: Any, **extra: Any) -> Any:
+            asked.add(int(module.layer_idx))
+            return row_attend(module, *given, **extra)
 
-                with nullcontext() if masked else attending_by(self.config, attend):
-                    masks = seen.masks if masked else seen.no_mask()
-                    results.append(self._decoder_run(batch, table, masks).float())
-        tolerance = 1e-3 if self.dtype in (torch.float32, torch.float64) else 0.1
-        apart = float((results[0] - results[1]).abs().max())
-        return len(asked) == len(self.layers) and apart <= tolerance * float(results[0].abs().max())
-
-    def _layerwise_agrees(self) -> bool:
-        """Return whether the layer-by-layer loop gives what the decoder's own forward gives, deepstack included."""
-        if not hasattr(self.decoder, "norm"):
-            return False
-        rows = min(6, self._embedding.num_embeddings)
-        embeds = self.embed(torch.arange(rows))
-        visual = torch.zeros(rows, dtype=torch.bool, device=self.device)
-        visual[1:3] = True
-        deepstack = (embeds[1:3], embeds[2:4])[: min(2, len(self.layers))] if self._takes_deepstack else ()
-        order = torch.arange(rows, device=self.device)
-        batch = RowBatch(embeds, order.expand(self.axes, -1), order, visual, deepstack)
-        results = []
-        with torch.inference_mode():
-            for whole in (True, False):
-                table = self.table(rows)
-                table.allocate(order)
-                try:
-                    run = self._whole(batch, table) if whole else self._layerwise(batch, table, _keep_all)
-                    results.append(run)
-                except (TypeError, RuntimeError, AttributeError, KeyError):
-                    return False
-        # The same kernels run in the same order either way, so half precision agrees as closely.
-        whole_way, loop = (result.float() for result in results)
-        return torch.allclose(whole_way, loop, rtol=1e-4, atol=1e-5 * float(whole_way.abs().max()))
+        with attending_by(self.config, attend):
+            self.prefill(self.encode_text(torch.arange(count)))
+        for layer, name in enumerate(self.names):
+            if layer not in asked:
+                raise UnsupportedModelError(
+                    f"{name} does not attend through transformers' interface, so it cannot attend rows of a table."
+                )
 
 
 def _all_below(token_ids: Tensor, most: int) -> bool:
@@ -554,7 +424,3 @@ def _all_below(token_ids: Tensor, most: int) -> bool:
         return 0 <= int(token_ids[0]) < most
     least, largest = token_ids.aminmax()
     return int(least) >= 0 and int(largest) < most
-
-
-def _keep_all(layer: int) -> Tensor | None:
-    return None

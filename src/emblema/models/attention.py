@@ -1,7 +1,8 @@
 """Attention of chosen rows over a table, without a mask of all rows by all rows; and having a model's layers use it."""
 
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from emblema.models.tables import KVTable, TableOrder, attention_masks
+from emblema.models.masks import TableOrder, attention_masks
+from emblema.models.tables import KVTable
 
 NAME = "emblema"
 MOST_QUERIES = 256
@@ -22,7 +24,7 @@ GAP = 4096
 PACKED = 16
 """Rows up to which the query heads of a key head are packed into one axis of queries; beyond, it gains nothing."""
 OTHER_SCORES = ("softcap", "position_bias", "s_aux")
-"""Arguments of an attention function that change the scores: layers that give one cannot attend by rows."""
+"""Arguments of an attention function that change the scores: layers that give one attend as they do by themselves."""
 
 Attend = Callable[..., Any]
 
@@ -35,39 +37,41 @@ class _Blocks:
     count: int = 0
 
 
+class _Wanted(threading.local):
+    """What a thread's layers call: the forward under way, and a block around it that watches."""
+
+    rows: Attend | None = None
+    watch: Attend | None = None
+
+
 # transformers looks an attention function up by the name in a model's configuration, which threads share. So the name
 # leads to one function, which asks what its own thread wants; the configuration is as it was after the last block.
 _lock = threading.Lock()
 _blocks: dict[int, _Blocks] = {}
-_wanted = threading.local()
+_wanted = _Wanted()
 
 
-def stock_attend(*args: Any, **extra: Any) -> Any:
-    """Attend as the model does by itself, in transformers' interface."""
-    return _functions()["sdpa"](*args, **extra)
+def stock_attend(module: Any, *args: Any, **extra: Any) -> Any:
+    """Attend as the model does by itself, in transformers' interface; `module` is the layer's attention."""
+    blocks = _blocks.get(id(module.config))
+    name = module.config._attn_implementation if blocks is None else blocks.before
+    return _functions().get(name, _eager_attend(module))(module, *args, **extra)
 
 
-def attending() -> Attend | None:
-    """Return the function that this thread's innermost block attends by; None outside of blocks."""
-    found: Attend | None = getattr(_wanted, "attend", None)
+def _eager_attend(module: Any) -> Attend | None:
+    """Return what a layer without a named function attends by: a function beside its class."""
+    found: Attend | None = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     return found
 
 
 def row_attend(*args: Any, **extra: Any) -> Any:
-    """Attend as the forward under way would without the block around it, over the rows of its table."""
-    attend: Attend = getattr(_wanted, "rows", None) or stock_attend
-    return attend(*args, **extra)
+    """Attend as the forward under way does by itself, over the rows of its table."""
+    return (_wanted.rows or stock_attend)(*args, **extra)
 
 
-@contextmanager
-def attending_rows(attend: Attend) -> Iterator[None]:
-    """Have `row_attend` call a function inside the block, in this thread."""
-    outer = getattr(_wanted, "rows", None)
-    _wanted.rows = attend
-    try:
-        yield
-    finally:
-        _wanted.rows = outer
+def is_watched() -> bool:
+    """Return whether this thread's layers call a function that watches (`attending_by`): it is given whole masks."""
+    return _wanted.watch is not None
 
 
 def _functions() -> Any:
@@ -78,8 +82,7 @@ def _functions() -> Any:
 
 
 def _attend(*args: Any, **extra: Any) -> Any:
-    attend: Attend = getattr(_wanted, "attend", None) or stock_attend
-    return attend(*args, **extra)
+    return (_wanted.watch or _wanted.rows or stock_attend)(*args, **extra)
 
 
 @contextmanager
@@ -88,19 +91,47 @@ def attending_by(config: Any, attend: Attend) -> Iterator[None]:
 
     Args:
         config: the decoder's configuration.
-        attend: the function; `stock_attend` inside another block attends as the model does by itself.
+        attend: the function; it calls `row_attend`, or `stock_attend` with rows of its own.
     """
+    with _named(config), _wanting(attend, _wanted.rows):
+        yield
+
+
+@contextmanager
+def attending_rows(config: Any, attend: Attend) -> Iterator[None]:
+    """Have layers attend by a function inside the block, in this thread, unless a block around it watches."""
+    with _named(config), _wanting(_wanted.watch, attend):
+        yield
+
+
+@contextmanager
+def attending_anew() -> Iterator[None]:
+    """Have no block around this one count in it, for other forwards in the midst of one."""
+    with _wanting(None, None):
+        yield
+
+
+@contextmanager
+def _wanting(watch: Attend | None, rows: Attend | None) -> Iterator[None]:
+    outer = _wanted.watch, _wanted.rows
+    _wanted.watch, _wanted.rows = watch, rows
+    try:
+        yield
+    finally:
+        _wanted.watch, _wanted.rows = outer
+
+
+@contextmanager
+def _named(config: Any) -> Iterator[None]:
+    """Have a configuration name `_attend`."""
     with _lock:
         _functions()[NAME] = _attend
         blocks = _blocks.setdefault(id(config), _Blocks(config._attn_implementation))
         blocks.count += 1
         config._attn_implementation = NAME
-    outer = getattr(_wanted, "attend", None)
-    _wanted.attend = attend
     try:
         yield
     finally:
-        _wanted.attend = outer
         with _lock:
             blocks.count -= 1
             if blocks.count == 0:
@@ -215,6 +246,8 @@ class AttendedRows:
             return self.on(query.device).attend(module, query, key, value, mask, **extra)
         layer, scaling = int(module.layer_idx), extra.get("scaling")
         window = self._windows[layer]
+        if changes_scores(extra):
+            return stock_attend(module, query, key, value, self.masks[window], **extra)[0], None
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         first = self._unwanted if layer == len(self._windows) - 1 else 0
         kernel = row_kernel(query.device)
@@ -336,15 +369,15 @@ def attend_grouped(
     return found.reshape(sequences, heads, count, value.shape[3])
 
 
+def changes_scores(extra: Mapping[str, Any]) -> bool:
+    """Return whether arguments of an attention function change the scores."""
+    return any(extra.get(name) is not None for name in OTHER_SCORES)
+
+
 def attend_step(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **extra: Any
 ) -> tuple[Tensor, None]:
-    """Attend for one new row of each sequence of a batch, in transformers' interface.
-
-    `mask` is [sequences, 1, 1, rows]. Layers whose scores are changed on the way attend as they do by themselves.
-    """
-    changed = any(extra.get(name) is not None for name in OTHER_SCORES)
-    if query.shape[2] != 1 or query.shape[1] == key.shape[1] or changed:
-        attended: tuple[Tensor, None] = stock_attend(module, query, key, value, mask, **extra)
-        return attended
+    """Attend for one new row of each sequence in transformers' interface; `mask` is [sequences, 1, 1, rows]."""
+    if changes_scores(extra):
+        return stock_attend(module, query, key, value, mask, **extra)[0], None
     return attend_grouped(query, key, value, mask, extra.get("scaling")).transpose(1, 2), None

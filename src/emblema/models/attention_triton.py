@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from emblema.kv.device import launching_on
-from emblema.models.tables import TableOrder
+from emblema.models.masks import TableOrder
 
 BLOCK_QUERIES = 64
 BLOCK_ROWS = 32

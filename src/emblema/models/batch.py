@@ -1,13 +1,8 @@
-"""Rows to run through the decoder, and what a layer is given of them."""
+"""Rows to run through the decoder."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor
-
-from emblema.models.attention import AttendedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,70 +58,3 @@ class RowBatch:
         if cuts[-1] < total:
             cuts.append(total)
         return [self.slice(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerInput:
-    """The rows that a layer is about to run, with all that goes with them.
-
-    Attributes:
-        hidden: [1, rows, hidden], the residual stream.
-        ids: position ids as the rotary module takes them; rows are the last axis.
-        visual: [rows] bool, rows that carry media features.
-        deepstack: per early layer, [visual rows, hidden] added after that layer.
-        seen: the slots of the table that they are written to, and what the rows attend.
-        turns: per layer type, cosines and sines [..., rows, width].
-    """
-
-    hidden: Tensor
-    ids: Tensor
-    visual: Tensor
-    deepstack: tuple[Tensor, ...]
-    seen: AttendedRows
-    turns: dict[str, Any]
-
-    @property
-    def rows(self) -> int:
-        return int(self.hidden.shape[1])
-
-    def on(self, device: torch.device) -> "LayerInput":
-        """Return the input of a layer on a device; itself where it is there."""
-        if device == self.hidden.device:
-            return self
-        return LayerInput(
-            self.hidden.to(device),
-            self.ids.to(device),
-            self.visual.to(device),
-            tuple(layer.to(device) for layer in self.deepstack),
-            self.seen.on(device),
-            turns_on(self.turns, device),
-        )
-
-    def after(self, layer: int, hidden: Tensor) -> "LayerInput":
-        """Return the next layer's input, after a layer that put out `hidden`; deepstack features are added."""
-        if layer < len(self.deepstack) and bool(self.visual.any()):
-            hidden = hidden.clone()
-            hidden[0, self.visual] += self.deepstack[layer].to(hidden.dtype)
-        return LayerInput(hidden, self.ids, self.visual, self.deepstack, self.seen, self.turns)
-
-    def select(self, rows: Tensor) -> "LayerInput":
-        """Return some of the rows, in the order given."""
-        order = (self.visual.long().cumsum(0) - 1)[rows]
-        visual = self.visual[rows]
-        return LayerInput(
-            self.hidden[:, rows],
-            self.ids[..., rows],
-            visual,
-            tuple(layer.index_select(0, order[visual]) for layer in self.deepstack),
-            self.seen.select(rows),
-            {kind: tuple(part[..., rows, :] for part in turn) for kind, turn in self.turns.items()},
-        )
-
-
-def turns_on(turns: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return cosines and sines by layer type on a device; types that share them still do."""
-    known: dict[int, Any] = {}
-    for turn in turns.values():
-        if id(turn) not in known:
-            known[id(turn)] = turn.to(device) if isinstance(turn, Tensor) else tuple(part.to(device) for part in turn)
-    return {kind: known[id(turn)] for kind, turn in turns.items()}

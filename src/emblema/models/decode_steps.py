@@ -11,7 +11,7 @@ from torch import Tensor
 
 from emblema.kv.device import HIGH
 from emblema.models.adapter import Adapter
-from emblema.models.tables import BatchTable, StepShape
+from emblema.models.batch_table import BatchTable, StepShape
 
 MOST_RECORDED = 16
 """Steps that are kept: of so many shapes."""

@@ -12,7 +12,7 @@ from emblema.kv.chunk import Encoded
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.kv.rotation import PhaseBook, Phases, rotate, unplace
 from emblema.models.adapter import Adapter
-from emblema.models.attention import attending_by, stock_attend
+from emblema.models.attention import attending_by, row_attend
 
 Form = Literal["queries", "keys"]
 
@@ -52,7 +52,7 @@ def queries(adapter: Adapter, token_ids: Sequence[int] | Tensor) -> QueryStates:
         scaling = extra.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         noted[int(module.layer_idx)] = _Noted(query[0], module, scaling)
-        return stock_attend(module, query, key, value, mask, **extra)
+        return row_attend(module, query, key, value, mask, **extra)
 
     with attending_by(adapter.config, note):
         rows, _ = adapter.prefill(encoded)

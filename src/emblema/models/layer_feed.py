@@ -1,0 +1,122 @@
+"""What a decoder's layers are given in one forward: the rows that still run, on each layer's device."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from emblema.models.attention import AttendedRows, attend_step
+from emblema.models.tables import DecoderCache, KVTable
+
+Narrow = Callable[[int], Tensor | None]
+"""Called after each layer: indices of the rows, of those that ran in it, that later layers still compute; None: all."""
+
+
+class LayerFeed:
+    """Chooses what each layer is given, while the decoder's own forward gives all layers the same rows on one device.
+
+    Rows that have left keep the hidden states that they left with; layers never see them. What goes to another device
+    is copied there once.
+
+    Args:
+        table: the forward's. Layers that are called with another table meanwhile are left alone.
+        devices: of each layer.
+        seen: what the rows attend; None for a step of decoding, whose table knows it.
+        narrow: says which rows leave; None keeps all.
+        before_layer: called before each layer with the number of its rows.
+
+    Attributes:
+        rows: those that still run, of the rows that began; None while all do.
+    """
+
+    def __init__(
+        self,
+        table: DecoderCache,
+        devices: Sequence[torch.device],
+        seen: AttendedRows | None = None,
+        narrow: Narrow | None = None,
+        before_layer: Callable[[int], None] | None = None,
+    ) -> None:
+        self.table, self._devices, self._seen = table, tuple(devices), seen
+        self._narrow, self._before_layer = narrow, before_layer
+        self._whole: Tensor | None = None
+        # Copies of what all layers share, with the original, whose identity they are found by.
+        self._copies: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
+        self.rows: Tensor | None = None
+
+    @property
+    def narrows(self) -> bool:
+        """Whether rows may leave."""
+        return self._narrow is not None
+
+    def attend(self, *args: Any, **extra: Any) -> tuple[Tensor, None]:
+        """Attend for the rows that still run, in transformers' interface."""
+        return attend_step(*args, **extra) if self._seen is None else self._seen.attend(*args, **extra)
+
+    @contextmanager
+    def feeding(self, layers: Sequence[nn.Module]) -> Iterator[None]:
+        """Feed the layers inside the block, in the forward with this table."""
+        hooks = []
+        for index, layer in enumerate(layers):
+            hooks.append(layer.register_forward_pre_hook(partial(self._before, index), with_kwargs=True))
+            if self._narrow is not None:
+                hooks.append(layer.register_forward_hook(partial(self._after, index), with_kwargs=True))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _is_own(self, named: dict[str, Any]) -> bool:
+        return any(value is self.table for value in named.values())
+
+    def _before(self, index: int, layer: nn.Module, args: Any, named: dict[str, Any]) -> Any:
+        if not self._is_own(named):
+            return None
+        device = self._devices[index]
+        hidden = args[0].to(device)
+        if self.rows is not None:
+            self._whole = hidden
+            hidden = hidden[:, self._on(self.rows, device)]
+        if self._before_layer is not None:
+            self._before_layer(hidden.shape[1])
+        if self._seen is not None and isinstance(self.table, KVTable):
+            self.table.slots = self._seen.on(device).slots
+        given = {
+            name: self._given(value, -1 if name == "position_ids" else -2, device) for name, value in named.items()
+        }
+        return (hidden, *args[1:]), given
+
+    def _given(self, value: Any, axis: int, device: torch.device) -> Any:
+        """Return an argument with the rows that still run, on an axis of tensors, on a device."""
+        if isinstance(value, tuple):
+            return tuple(self._given(part, axis, device) for part in value)
+        if not isinstance(value, Tensor):
+            return value
+        key = (id(value), device)
+        if key not in self._copies:
+            moved = value.to(device)
+            self._copies[key] = value, moved if self.rows is None else moved.index_select(axis, self.rows.to(device))
+        return self._copies[key][1]
+
+    def _on(self, tensor: Tensor, device: torch.device) -> Tensor:
+        if (id(tensor), device) not in self._copies:
+            self._copies[id(tensor), device] = tensor, tensor.to(device)
+        return self._copies[id(tensor), device][1]
+
+    def _after(self, index: int, layer: nn.Module, args: Any, named: dict[str, Any], output: Any) -> Any:
+        if not self._is_own(named) or self._narrow is None or self._seen is None:
+            return None
+        run = output[0] if isinstance(output, tuple) else output
+        if self.rows is not None and self._whole is not None:
+            run = self._whole.index_copy(1, self._on(self.rows, run.device), run)
+        kept = self._narrow(index)
+        if kept is not None:
+            kept = kept.to(self._seen.slots.device)
+            self.rows = kept if self.rows is None else self.rows[kept]
+            self._seen = self._seen.select(kept)
+            self._copies.clear()
+        return (run, *output[1:]) if isinstance(output, tuple) else run
