@@ -61,9 +61,9 @@ def test_a_small_lease_does_not_overtake_a_large_one_that_waits(tmp_path: Path) 
 
         with view.lease([name(0)]):
             large = pool.submit(take, "large", [1, 2, 3])
-            wait_until(lambda: len(store.cache.leases) == 1)
+            wait_until(lambda: len(store.cache.waiting) == 1)
             small = pool.submit(take, "small", [4])
-            wait_until(lambda: len(store.cache.leases) == 2)
+            wait_until(lambda: len(store.cache.waiting) == 2)
             with view.lease([name(0)]):
                 assert order == [], "what needs nothing new passes"
         large.result(10)

@@ -72,7 +72,7 @@ def test_a_deletion_is_known_for_as_long_as_anybody_holds_the_chunk() -> None:
     store = Store(device_bytes=ONE)
     view = store.tenant()
     sizes = [layer.bytes for layer in numbered(1).rows]
-    first, second = (store.cache.handle(numbered(1), view.owner, sizes) for _ in range(2))
+    first, second = (view.handle(numbered(1), sizes) for _ in range(2))
     del first
     view.delete(name(1))
     with view.lease([name(1)]) as lease:

@@ -94,8 +94,10 @@ def verify(
     plain: Plain = False,
 ) -> None:
     """Read every piece to its end and compare its checksums; leaves with 1 where one is damaged."""
+    from emblema.store.disk.upkeep import verify_pieces
+
     with open_store(store) as tier, bar(plain or as_json, "verifying", tier.bytes) as step:
-        report = tier.verify(lambda done, total: step(done), repair)
+        report = verify_pieces(tier, lambda done, total: step(done), repair)
     said = f"{report.checked} pieces read, {report.bytes:,} bytes verified, {len(report.damaged)} damaged"
     show(report, as_json, "\n".join([said, *(f"  {id[:16]}: {reason}" for id, reason in report.damaged)]))
     if report.damaged:
@@ -105,8 +107,10 @@ def verify(
 @app.command()
 def gc(store: StoreFolder = STORE, as_json: Json = False, plain: Plain = False) -> None:
     """Delete what has expired, what writers that crashed have left, and what is in quarantine."""
+    from emblema.store.disk.upkeep import collect
+
     with open_store(store) as tier, bar(plain or as_json, "comparing with the files", 1) as step:
-        report = tier.gc(lambda done, total: step(done / total))
+        report = collect(tier, lambda done, total: step(done / total))
     said = f"{report.expired} expired pieces and {report.quarantined} quarantined files deleted"
     show(report, as_json, f"{said}, {report.bytes:,} bytes freed\n{report.scan}")
 

@@ -2,11 +2,11 @@
 
 import logging
 import os
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 
 from emblema.errors import LoadError, StoreError
 from emblema.kv.chunk import Chunk
@@ -16,11 +16,11 @@ from emblema.kv.patch import Patch
 from emblema.store.arriving import ArrivingRows
 from emblema.store.handles import HandleTable, StoredRows
 from emblema.store.identity import artifact_id
-from emblema.store.pieces import MEMORY_TIERS, CachedPiece, LeaseQueue, PieceTable
-from emblema.store.record import SHARED, Terms
+from emblema.store.pieces import MEMORY_TIERS, CachedPiece, PieceTable
+from emblema.store.record import SHARED, Name, Terms
 from emblema.store.saving import PieceSaver
 from emblema.store.settings import StoreSettings
-from emblema.store.tiers import DISK, StoredPiece, TierReader, TierStack
+from emblema.store.tiers import DISK, TierReader, TierStack
 from emblema.store.transfers import RowMover, WorkerPool
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class PieceCache:
     effect.
 
     Locking. `changed`, the table's, is the one lock, and it is reentrant. It guards the table, the tombstones, the
-    handles, the queue of leases, every field of every CachedPiece, and the attributes of the cache and its saver.
+    handles, the leases that wait, every field of every CachedPiece, and the attributes of the cache and its saver.
     Methods whose name starts with an underscore, and `get`, `use`, `relist`, `load`, `new_piece` and `make_room`, are
     called with it held, unless their docstring says otherwise. While it is held nothing may wait but on it, and no tier
     may be called: tiers wait for devices, and the disk calls `in_use` with its own lock held. Other locks may be taken
@@ -71,11 +71,12 @@ class PieceCache:
         self._forget_prefixes = forget_prefixes
         self.publish: Callable[[str, str], None] | None = None
         self._clock = settings.clock
-        self.reader = TierReader(tiers, settings, settings.resolve_device())
+        self.reader = TierReader(tiers, settings, self.rows)
         self.mover = RowMover(settings, table, self.reader, self.counters, self._finish_move)
-        self.leases = LeaseQueue(table)
+        # Leases that wait for room, in order of arrival.
+        self.waiting: deque[object] = deque()
         self.handles = HandleTable(self.rows)
-        self._saver = PieceSaver(settings, table, tiers, self._finish_save, self.expire)
+        self.saver = PieceSaver(settings, table, tiers, self._finish_save, self.expire)
         self._lookups = WorkerPool("lookup")
         # A look-up that missed its deadline and has not ended.
         self._hanging: Future[CachedPiece | None] | None = None
@@ -88,48 +89,49 @@ class PieceCache:
         Raises:
             StoreError: the store is closed.
         """
-        with self.changed:
-            self._check_open()
-            piece = self.get(owners, id)
-            if piece is not None:
-                self.use(piece)
-                return piece
-        if not self.tiers:
-            return None
 
-        def fetch() -> CachedPiece | None:
-            stored = self.reader.read_chunk(id, [owner for owner in owners if not self.deleted((owner,), [id])])
-            return None if stored is None else self._admit(stored, None)
+        def read() -> CachedPiece | None:
+            return self.reader.read_chunk(id, [owner for owner in owners if not self.deleted((owner,), [id])])
 
-        return self._look_up(id, owners[0], fetch)
+        return self._find([(owner, id) for owner in owners], read)
 
     def find_artifact(self, owners: Owners, key: ArtifactKey) -> Patch | None:
-        """Return the first owner's artifact of a key, in memory or read from a slower tier; counts as a use."""
+        """Return the first owner's artifact of a key, in memory or read from a slower tier; counts as a use.
+
+        Raises:
+            StoreError: the store is closed.
+        """
         names = [(owner, artifact_id(key, owner)) for owner in owners]
+
+        def read() -> CachedPiece | None:
+            alive = (name for name in names if not self.deleted(name[:1], (name[1], *key.chunks)))
+            return next(filter(None, (self.reader.read_artifact(id, owner, key) for owner, id in alive)), None)
+
+        piece = self._find(names, read)
+        return None if piece is None else piece.artifact
+
+    def _find(self, names: Sequence[Name], read: Callable[[], CachedPiece | None]) -> CachedPiece | None:
+        """Return the first piece in memory, or what is read from the slower tiers; called without the lock."""
         with self.changed:
+            self._check_open()
             for owner, id in names:
                 piece = self.get((owner,), id)
                 if piece is not None:
                     self.use(piece)
-                    return piece.artifact
+                    return piece
 
-        def fetch(owner: str, id: str) -> CachedPiece | None:
-            if self.deleted((owner,), (id, *key.chunks)):
-                return None
-            stored = self.reader.read_artifact(id, owner, key)
-            return None if stored is None else self._admit(stored, key)
+        def fetch() -> CachedPiece | None:
+            found = read()
+            return None if found is None else self._admit(found)
 
-        for owner, id in names if self.tiers else ():
-            piece = self._look_up(id, owner, partial(fetch, owner, id))
-            if piece is not None:
-                return piece.artifact
-        return None
+        return self._look_up(names[0], fetch) if self.tiers else None
 
-    def _look_up(self, id: str, owner: str, fetch: Callable[[], CachedPiece | None]) -> CachedPiece | None:
+    def _look_up(self, name: Name, fetch: Callable[[], CachedPiece | None]) -> CachedPiece | None:
         """Return what another thread finds in the slower tiers, None where it comes too late; called without the lock.
 
         While an earlier look-up that came too late still hangs, no other is made: one deadline is waited for, not many.
         """
+        owner, id = name
         if self._hanging is not None and not self._hanging.done():
             self.counters.add(owner, "late_loads")
             return None
@@ -166,11 +168,6 @@ class PieceCache:
         with self.changed:
             return frozenset(id for id in ids if any((owner, id) in self.table.tombstones for owner in owners))
 
-    def handle(self, chunk: Chunk, owner: str, sizes: Sequence[int]) -> Chunk:
-        """Return the handle that is given out for a chunk, whether it is stored or not."""
-        with self.changed:
-            return self.handles.make(owner, chunk, sizes)
-
     def rows(self, owner: str, id: str) -> KVRows:
         """Return a chunk's rows, here or being loaded.
 
@@ -183,22 +180,6 @@ class PieceCache:
             if piece is None:
                 raise LoadError(id, "it was deleted, has expired or was evicted")
             return self.load(piece)
-
-    def prefetch(self, owners: Owners, id: str) -> None:
-        """Load a chunk's rows in the background, if they fit beside what may not be evicted now."""
-        piece = self.find(owners, id)
-        if piece is None or piece.chunk is None:
-            return
-        with self.changed:
-            current, budget = self.relist(piece), self.table.budgets["device"]
-            if current is not None and (budget is None or self.table.busy_bytes + current.full_bytes <= budget):
-                self.load(current)
-
-    @property
-    def deletions(self) -> int:
-        """How many deletions and expiries were noted so far."""
-        with self.changed:
-            return self.table.tombstones.added
 
     def get(self, owners: Owners, id: str) -> CachedPiece | None:
         """Return the piece in memory; does not count as a use. Expired pieces and failed loads go."""
@@ -218,28 +199,24 @@ class PieceCache:
         piece.leaving = False
         self.table.touch(piece, self._clock())
         if DISK in piece.saved:
-            self._saver.note_use(piece.id)
+            self.saver.note_use(piece.id)
 
-    def _admit(self, stored: StoredPiece, key: ArtifactKey | None) -> CachedPiece | None:
+    def _admit(self, piece: CachedPiece) -> CachedPiece | None:
         """List a piece that a slower tier has; None if it was deleted meanwhile or is expired. Takes the lock."""
-        header = stored.header
-        began = min(header.created, self._clock())
         with self.changed:
-            known = self.table.get((header.owner, header.id))
+            known = self.table.get(piece.name)
             if known is not None:
                 return known
-            piece = CachedPiece(header.owner, header.id, stored.terms, header.created, began, self._clock())
-            piece.key, piece.artifact, piece.saved = key, stored.artifact, {stored.label}
             dead = piece.name in self.table.tombstones or any(
                 (owner, chunk) in self.table.tombstones for owner in (piece.owner, SHARED) for chunk in piece.sources
             )
             if dead or piece.is_expired(self._clock()):
                 return None
-            if stored.chunk is not None:
-                piece.chunk = self.handles.make(piece.owner, stored.chunk, stored.sizes)
-            self.table.insert(piece)
-            if piece.artifact is not None:
+            if piece.chunk is not None:
+                piece.chunk = self.handles.make(piece.owner, piece.chunk, piece.sizes)
+            else:
                 self.counters.add(piece.owner, "loads")
+            self.table.insert(piece)
             self.use(piece)
             self.make_room(piece)
             return piece
@@ -275,7 +252,7 @@ class PieceCache:
             self._check_pin(owner, chunk.id, size)
         with self.changed:
             piece = self._insert_chunk(owner, chunk, terms)
-        self._saver.save_again(piece)
+        self.saver.save_again(piece)
         return piece
 
     def put_unless_deleted(self, owners: Owners, chunk: Chunk) -> bool:
@@ -319,7 +296,7 @@ class PieceCache:
                 self._remove(old)
             self.table.insert(piece)
             if self.settings.write == "through":
-                self._saver.save(piece)
+                self.saver.save(piece)
             self.make_room(piece)
             return True
 
@@ -340,7 +317,7 @@ class PieceCache:
         if stored:
             self.tiers.maintain("pin", lambda disk: disk.set_pin(id, pinned))
         elif piece is not None:
-            self._saver.save_again(piece)
+            self.saver.save_again(piece)
         return stored or piece is not None
 
     def _insert_chunk(self, owner: str, chunk: Chunk, terms: Terms | None) -> CachedPiece:
@@ -363,7 +340,7 @@ class PieceCache:
             self.table.change_terms(piece, terms)
         self.use(piece)
         if new and self.settings.write == "through":
-            self._saver.save(piece)
+            self.saver.save(piece)
         self.make_room(piece)
         return piece
 
@@ -441,8 +418,8 @@ class PieceCache:
         for piece in list(table):
             if table.excess("device") <= most:
                 return
-            if piece.pending and not (piece is spare or piece.busy or self._saver.writes([piece.name])):
-                self._saver.losses[piece.owner] += 1
+            if piece.pending and not (piece is spare or piece.busy or self.saver.writes([piece.name])):
+                self.saver.losses[piece.owner] += 1
                 self.counters.add(piece.owner, "save_failures")
                 self.counters.add(piece.owner, "evictions")
                 self._remove(piece)
@@ -451,11 +428,11 @@ class PieceCache:
         """Remove a piece from memory, or have it written first where no slower tier has it."""
         if self.tiers and not piece.saved and not piece.failed:
             if not piece.pending:
-                self._saver.save(piece)
+                self.saver.save(piece)
             piece.leaving = True
             return
         if self.tiers and not piece.saved:
-            self._saver.losses[piece.owner] += 1
+            self.saver.losses[piece.owner] += 1
         self.counters.add(piece.owner, "evictions")
         self._remove(piece)
 
@@ -484,17 +461,13 @@ class PieceCache:
             self._remove(piece)
         piece.loading = False
         if from_tier and piece.listed and DISK not in piece.saved:
-            self._saver.save(piece)
+            self.saver.save(piece)
         self._drop_rows(piece)
         self.table.recount(piece)
         self.make_room()
         self.changed.notify_all()
 
     # Saving, by PieceSaver.
-
-    def flush(self, owner: str | None = None) -> None:
-        """Return once everything that an owner (None: anybody) put so far is durable; as `PieceSaver.flush`."""
-        self._saver.flush(owner)
 
     def _finish_save(self, piece: CachedPiece) -> None:
         """Evict a piece that is leaving once its writes have ended, well or not; called by the saver."""
@@ -520,6 +493,7 @@ class PieceCache:
         forgotten = self._forget_prefixes(owner, id)
         if owner != SHARED and not self.knows(owner, id) and self.knows(SHARED, id):
             return forgotten
+        pause = ExitStack()
         with self.changed:
             own = self.table.get((owner, id))
             artifacts = [piece for piece in self.table.artifacts_of(id) if owner in (piece.owner, SHARED)]
@@ -530,28 +504,16 @@ class PieceCache:
             names = [*(piece.name for piece in artifacts), (owner, id)]
             known = (owner, id) in self.table.tombstones or bool(doomed)
             self.table.tombstones.add((owner, id))
-            self._saver.deleting.update(names)
-            self.changed.wait_for(lambda: not self._saver.writes(names))
-        stored = True
-        try:
+            pause.enter_context(self.saver.paused(names))
+        with pause:
             stored = self.tiers.delete(names, here=here and not doomed)
             if self.publish is not None and not here:
                 self.publish(owner, id)
-        finally:
             with self.changed:
                 if not (stored or known or (owner, id) in self.handles):
                     # An id that never existed gets no tombstone, so that made-up ids cannot fill the list.
                     self.table.tombstones.discard((owner, id))
-                self._saver.deleting -= Counter(names)
-                self.changed.notify_all()
         return stored or bool(doomed) or forgotten
-
-    def delete_artifacts(self, owner: str, chunk: str) -> int:
-        """Delete an owner's artifacts of a chunk, in every tier; returns how many there were."""
-        with self.changed:
-            ids = {piece.id for piece in self.table.artifacts_of(chunk) if piece.owner == owner}
-        ids |= {id for id in self.tiers.artifact_ids(chunk) if self.tiers.entry(id, owner) is not None}
-        return sum(self.delete(owner, id) for id in sorted(ids))
 
     def expire(self) -> int:
         """Delete expired pieces in memory and on disk; returns how many went from memory."""
@@ -598,8 +560,7 @@ class PieceCache:
         """End the threads and the tiers; saves that are queued are written first."""
         with self.changed:
             self.closed = True
-        self._saver.close()
+        self.saver.close()
         self._lookups.close()
         self.mover.close()
-        self._saver.tell_uses()
         self.tiers.close()

@@ -169,16 +169,6 @@ class Catalogue:
                 raise
             return act()
 
-    @contextmanager
-    def idle(self) -> Iterator[bool]:
-        """Yield whether no other thread changes the catalogue; if so, none can until the block ends."""
-        mine = self._changing.acquire(blocking=False)
-        try:
-            yield mine
-        finally:
-            if mine:
-                self._changing.release()
-
     def version(self) -> tuple[int, int]:
         """Return what is another value after every change by any process."""
         question = "PRAGMA data_version" if self.path is not None else "SELECT total_changes()"

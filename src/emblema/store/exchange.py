@@ -9,6 +9,7 @@ from emblema.errors import LoadError, StoreError
 from emblema.store import format
 from emblema.store.disk import DiskTier
 from emblema.store.disk.entry import DiskEntry, entry_of, without_terms
+from emblema.store.disk.upkeep import verify_piece
 from emblema.store.files import make_folder, write_whole
 from emblema.store.record import Record, RecordHeader, RecordReader, Terms
 
@@ -78,13 +79,9 @@ def _read(reader: RecordReader) -> Record:
 
 def _verifies(tier: DiskTier, entry: DiskEntry) -> bool:
     try:
-        reader = tier.open(entry.id, entry.owner)
-        if reader is None:
-            return False
-        with closing(reader):
-            format.verify(reader)
-    except LoadError as error:
-        _LOG.warning("%s is taken from the file instead", error)
+        verify_piece(tier, entry)
+    except (LoadError, OSError) as error:
+        _LOG.warning("%s: %s; it is taken from the file instead", entry.id[:12], error)
         return False
     return True
 

@@ -55,13 +55,20 @@ def write_whole(path: Path, buffers: Iterable[bytes | memoryview]) -> None:
 
 
 @contextmanager
-def written(path: Path, buffers: Iterable[bytes | memoryview]) -> Iterator[Callable[[], None]]:
+def written(
+    path: Path, buffers: Iterable[bytes | memoryview], folder: Path | None = None
+) -> Iterator[Callable[[], None]]:
     """Write a file without its name, and yield what gives it that, as `write_whole` does; after an error it is gone.
+
+    Args:
+        path: of the file.
+        buffers: its bytes.
+        folder: where it is until then; beside the path by default.
 
     Raises:
         OSError: it cannot be written.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=TEMPORARY)
+    descriptor, name = tempfile.mkstemp(dir=folder or path.parent, prefix=".", suffix=TEMPORARY)
 
     def name_it() -> None:
         os.replace(name, path)

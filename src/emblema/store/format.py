@@ -64,32 +64,6 @@ class TensorPlace:
     stop: int
 
 
-def size(record: Record) -> int:
-    """Return the bytes of the record's file.
-
-    Raises:
-        StoreError: as for `buffers`.
-    """
-    views = _views(record)
-    return len(_head(record, views, checksum=lambda view: "0" * 32)) + sum(view.nbytes for view in views.values())
-
-
-def write(record: Record, file: BinaryIO) -> int:
-    """Write the record's file at the position of `file`, in one pass; return how many bytes that was.
-
-    Raises:
-        StoreError: as for `buffers`.
-        OSError: the file does not take them.
-    """
-    written = 0
-    for buffer in buffers(record):
-        view = memoryview(buffer)
-        while view:
-            count = file.write(view)
-            written, view = written + count, view[count:]
-    return written
-
-
 def buffers(record: Record) -> Iterator[bytes | memoryview]:
     """Yield the bytes of the record's file in their order: the head, then each tensor's own memory, not copied.
 
@@ -97,7 +71,7 @@ def buffers(record: Record) -> Iterator[bytes | memoryview]:
         StoreError: a field or tensor is not what the format takes; nothing has been given out by then.
     """
     views = _views(record)
-    yield _head(record, views, checksum=lambda view: xxh3_128(view).hexdigest())
+    yield _head(record, views)
     yield from views.values()
 
 
@@ -260,7 +234,7 @@ def _views(record: Record) -> dict[str, memoryview]:
     return views
 
 
-def _head(record: Record, views: Mapping[str, memoryview], checksum: Callable[[memoryview], str]) -> bytes:
+def _head(record: Record, views: Mapping[str, memoryview]) -> bytes:
     """Return the file's bytes before the first tensor: 8 of length and the header, padded to a multiple of `ALIGNMENT`.
 
     Raises:
@@ -276,7 +250,10 @@ def _head(record: Record, views: Mapping[str, memoryview], checksum: Callable[[m
         "chunks": list(header.chunks),
         "created": header.created,
         "meta": dict(header.meta),
-        "tensors": [[name, arrays[name].dtype, list(arrays[name].shape), checksum(views[name])] for name in views],
+        "tensors": [
+            [name, arrays[name].dtype, list(arrays[name].shape), xxh3_128(view).hexdigest()]
+            for name, view in views.items()
+        ],
     }
     try:
         inner = _dumps(fields)

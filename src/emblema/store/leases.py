@@ -1,10 +1,11 @@
 """Leases: a prompt's chunks held in device memory, all or none, while the prompt is linked."""
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from emblema.errors import LoadError, StoreError
+from emblema.errors import CapacityError, LoadError, StoreError
 from emblema.kv.chunk import Chunk
 from emblema.kv.layout import KVRows
 from emblema.store.cache import Owners, PieceCache
@@ -33,7 +34,7 @@ class Lease:
         found = {id: cache.find(owners, id) for id in wanted}
         with cache.changed:
             known = {id: piece for id, piece in found.items() if piece is not None}
-            self._pieces = cache.leases.wait(known, cache.relist, timeout)
+            self._pieces = self._wait(known, timeout)
             for piece in self._pieces.values():
                 cache.table.lease(piece, 1)
             try:
@@ -42,6 +43,41 @@ class Lease:
                 self.end()
                 raise
         self._missing = [id for id in wanted if id not in self._pieces]
+
+    def _wait(self, pieces: Mapping[str, CachedPiece], timeout: float) -> dict[str, CachedPiece]:
+        """Return those of some pieces that are not lost, once there is room for all of them; with the lock held.
+
+        Leases get room in order of arrival, so that small ones do not starve large ones.
+        """
+        cache, table = self._cache, self._cache.table
+        until, ticket, budget = time.monotonic() + timeout, object(), table.budgets["device"]
+        cache.waiting.append(ticket)
+        try:
+            while True:
+                current = {id: cache.relist(piece) for id, piece in pieces.items()}
+                found = {id: piece for id, piece in current.items() if piece is not None}
+                self._check_fits(sum(piece.full_bytes for piece in found.values()), len(found))
+                new = sum(piece.full_bytes for piece in found.values() if not piece.leases)
+                fits = budget is None or table.leased_bytes + new <= budget
+                # A lease that needs nothing new passes those that wait.
+                if new == 0 or (fits and cache.waiting[0] is ticket):
+                    return found
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise CapacityError(
+                        f"No room for {len(found)} chunks came free in {timeout:g} s: run fewer prompts at a "
+                        "time, or give the store a larger budget."
+                    )
+                cache.changed.wait(left)
+                pieces = found
+        finally:
+            cache.waiting.remove(ticket)
+            cache.changed.notify_all()
+
+    def _check_fits(self, size: int, chunks: int) -> None:
+        budget = self._cache.table.budgets["device"]
+        if budget is not None and size > budget:
+            raise CapacityError(f"A prompt's {chunks} chunks need {size} bytes; the store's budget is {budget}.")
 
     @property
     def rows(self) -> Mapping[str, KVRows]:
@@ -65,7 +101,7 @@ class Lease:
         rows = tuple(chunk.rows if rows is None else rows)
         held = self._pieces.values()
         size = chunk.bytes + chunk.encoded.bytes + sum(piece.full_bytes for piece in held)
-        self._cache.leases.check_fits(size, len(held) + 1)
+        self._check_fits(size, len(held) + 1)
         piece = self._take(chunk, rows)
         if chunk.id in self._pieces:
             self._cache.release([self._pieces[chunk.id]])

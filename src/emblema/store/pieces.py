@@ -1,8 +1,8 @@
-"""Pieces in memory: their state, their bytes in each tier, which of them go first, and who waits for room."""
+"""Pieces in memory: their state, their bytes in each tier, and which of them go first."""
 
 import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -278,11 +278,11 @@ class PieceTable:
             "unsaved_bytes": sum(piece.held_bytes for piece in pieces if not piece.saved),
         }
 
-    @property
-    def busy_bytes(self) -> int:
-        """Bytes of device memory that cannot be freed now: leased, or being loaded."""
+    def has_room_for(self, piece: CachedPiece) -> bool:
+        """Return whether a piece's rows fit into device memory beside what is leased or being loaded."""
         loading = (piece.full_bytes for piece in self._pieces.values() if piece.loading and not piece.leases)
-        return self.leased_bytes + sum(loading)
+        budget = self.budgets["device"]
+        return budget is None or self.leased_bytes + sum(loading) + piece.full_bytes <= budget
 
     def excess(self, tier: MemoryTier) -> int:
         """Return the bytes beyond a tier's budget; 0 or less where it holds."""
@@ -368,63 +368,3 @@ class PieceTable:
             del queue[piece.name]
             if not queue:
                 del self._queues[piece.tier][piece.rank]
-
-
-class LeaseQueue:
-    """Leases that wait for room in device memory, in order of arrival, so that small ones do not starve large ones.
-
-    Args:
-        table: the pieces in memory, whose lock is held at every call.
-    """
-
-    def __init__(self, table: PieceTable) -> None:
-        self._changed, self._table = table.changed, table
-        self._tickets: deque[object] = deque()
-
-    def __len__(self) -> int:
-        return len(self._tickets)
-
-    def check_fits(self, size: int, chunks: int) -> None:
-        """Raise CapacityError where the chunks of one prompt are larger than the budget of device memory."""
-        budget = self._table.budgets["device"]
-        if budget is not None and size > budget:
-            raise CapacityError(f"A prompt's {chunks} chunks need {size} bytes; the store's budget is {budget}.")
-
-    def wait(
-        self, pieces: Mapping[str, CachedPiece], relist: Callable[[CachedPiece], CachedPiece | None], timeout: float
-    ) -> dict[str, CachedPiece]:
-        """Wait until there is room for all of some pieces together.
-
-        Args:
-            pieces: by id.
-            relist: returns a piece as it is after a wait, listed again if it was evicted; None where it was lost.
-            timeout: seconds to wait.
-
-        Returns:
-            The pieces that were not lost.
-
-        Raises:
-            CapacityError: they are larger than the budget together, or no room came free in time.
-        """
-        until, ticket, budget = time.monotonic() + timeout, object(), self._table.budgets["device"]
-        self._tickets.append(ticket)
-        try:
-            while True:
-                current = {id: relist(piece) for id, piece in pieces.items()}
-                pieces = {id: piece for id, piece in current.items() if piece is not None}
-                self.check_fits(sum(piece.full_bytes for piece in pieces.values()), len(pieces))
-                new = sum(piece.full_bytes for piece in pieces.values() if not piece.leases)
-                fits = budget is None or self._table.leased_bytes + new <= budget
-                # A lease that needs nothing new passes those that wait.
-                if new == 0 or (fits and self._tickets[0] is ticket):
-                    return pieces
-                left = until - time.monotonic()
-                if left <= 0:
-                    raise CapacityError(
-                        f"No room for {len(pieces)} chunks came free in {timeout:g} s: run fewer prompts at a "
-                        "time, or give the store a larger budget."
-                    )
-                self._changed.wait(left)
-        finally:
-            self._tickets.remove(ticket)
-            self._changed.notify_all()

@@ -183,7 +183,7 @@ class Store:
         Raises:
             StoreError: a piece is in memory only, as no slower tier took it.
         """
-        self.cache.flush()
+        self.cache.saver.flush()
 
     def close(self) -> None:
         """Flush, and end the threads and the tiers; a second call does nothing.
@@ -284,7 +284,8 @@ class TenantStore:
             chunk: its rows are not read.
             sizes: bytes of its rows in each layer, once they are made.
         """
-        return self._cache.handle(chunk, self.owner, sizes)
+        with self._cache.changed:
+            return self._cache.handles.make(self.owner, chunk, sizes)
 
     def get(self, chunk: str) -> Chunk:
         """Return the chunk with this id.
@@ -337,7 +338,8 @@ class TenantStore:
     @property
     def deletions(self) -> int:
         """How many deletions and expiries the store has noted, of any owner. `deleted` only changes when it grows."""
-        return self._cache.deletions
+        with self._cache.changed:
+            return self._cache.table.tombstones.added
 
     def pin(self, chunk: str) -> bool:
         """Keep an own chunk from being evicted; returns whether it is here."""
@@ -386,7 +388,11 @@ class TenantStore:
 
     def delete_artifacts(self, chunk: str) -> int:
         """Delete the tenant's own artifacts made from a chunk, which itself stays; returns how many there were."""
-        return self._cache.delete_artifacts(self.owner, chunk)
+        cache = self._cache
+        with cache.changed:
+            ids = {piece.id for piece in cache.table.artifacts_of(chunk) if piece.owner == self.owner}
+        ids |= {id for id in cache.tiers.artifact_ids(chunk) if cache.tiers.entry(id, self.owner) is not None}
+        return sum(cache.delete(self.owner, id) for id in sorted(ids))
 
     def prefixes(self, owner: str) -> PrefixStore:
         """Return the tenant's exact prefixes of one model and dtype, `owner` being a digest of them."""
@@ -414,8 +420,13 @@ class TenantStore:
 
     def prefetch(self, ids: Iterable[str]) -> None:
         """Load chunks' rows into device memory in the background, as far as they fit, for a later lease."""
+        cache = self._cache
         for id in ids:
-            self._cache.prefetch(self._owners, id)
+            piece = cache.find(self._owners, id)
+            with cache.changed:
+                current = None if piece is None or piece.chunk is None else cache.relist(piece)
+                if current is not None and cache.table.has_room_for(current):
+                    cache.load(current)
 
     def flush(self) -> None:
         """Return once everything this tenant put so far is durable.
@@ -423,7 +434,7 @@ class TenantStore:
         Raises:
             StoreError: a piece is in memory only, as no slower tier took it.
         """
-        self._cache.flush(self.owner)
+        self._cache.saver.flush(self.owner)
 
 
 def _close_dropped(cache: PieceCache) -> None:

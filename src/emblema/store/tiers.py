@@ -4,7 +4,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,12 +13,12 @@ import torch
 from emblema.errors import EmblemaError, LoadError, StoreError
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.keys import ArtifactKey
-from emblema.kv.patch import Patch
 from emblema.store import codec
 from emblema.store.arriving import ArrivingRows
 from emblema.store.deletion_feed import LocalTrust
 from emblema.store.disk.entry import terms_of
 from emblema.store.format import is_passing
+from emblema.store.handles import ReadRows, StoredRows
 from emblema.store.identity import artifact_id
 from emblema.store.pieces import CachedPiece
 from emblema.store.record import Name, Record, RecordHeader, RecordReader, RecordTier, RemoteTier, Terms, is_id
@@ -234,66 +234,49 @@ class TierStack:
             tier.close()
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPiece:
-    """A piece as a slower tier has it.
-
-    Attributes:
-        label: of the tier.
-        header: of its record.
-        terms: how long it is kept.
-        chunk: a chunk without its rows; None for an artifact.
-        sizes: bytes of each layer's rows of the chunk.
-        artifact: a patch or another artifact; None for a chunk.
-    """
-
-    label: str
-    header: RecordHeader
-    terms: Terms
-    chunk: Chunk | None = None
-    sizes: tuple[int, ...] = ()
-    artifact: Patch | None = None
-
-
 class TierReader:
     """Reads pieces from the slower tiers. Records that do not verify are distrusted; the next tier is asked.
 
     Args:
         tiers: the slower tiers.
         settings: say where rows are wanted, and the terms of records that carry none.
-        device: where other tensors are wanted.
+        rows: reads the rows of the chunks that are found.
     """
 
-    def __init__(self, tiers: TierStack, settings: StoreSettings, device: torch.device) -> None:
-        self._tiers, self._settings, self._device = tiers, settings, device
-        self._default_terms = settings.terms
+    def __init__(self, tiers: TierStack, settings: StoreSettings, rows: ReadRows) -> None:
+        self._tiers, self._settings, self._rows = tiers, settings, rows
+        self._device = settings.resolve_device()
         self._pinned = settings.pinned and all(each.type == "cpu" for each in settings.devices)
         self._lock = threading.Lock()
         # Keys read from headers, by id, which is a digest of the key.
         self._keys: OrderedDict[str, ArtifactKey] = OrderedDict()
 
-    def read_chunk(self, id: str, owners: Sequence[str]) -> StoredPiece | None:
+    def read_chunk(self, id: str, owners: Sequence[str]) -> CachedPiece | None:
         """Return the first owner's chunk without its rows, or None."""
 
-        def parse(label: str, reader: RecordReader) -> StoredPiece | None:
+        def parse(label: str, reader: RecordReader) -> CachedPiece | None:
             header = reader.header
             if header.kind != "chunk":
                 return None
-            sizes, encoded = codec.layer_bytes(header), codec.read_encoded(reader)
-            chunk = Chunk(id, codec.chunk_kind(header), header.model, move_encoding(encoded, self._device), ())
-            return StoredPiece(label, header, self._terms(label, header), chunk, sizes)
+            rows = StoredRows(header.owner, id, codec.layer_bytes(header), self._rows)
+            encoded = move_encoding(codec.read_encoded(reader), self._device)
+            piece = self._piece(label, header)
+            piece.chunk = Chunk(id, codec.chunk_kind(header), header.model, encoded, rows)
+            return piece
 
         return self._tiers.read(id, owners, parse)
 
-    def read_artifact(self, id: str, owner: str, key: ArtifactKey) -> StoredPiece | None:
+    def read_artifact(self, id: str, owner: str, key: ArtifactKey) -> CachedPiece | None:
         """Return the owner's artifact of a key, or None."""
 
-        def parse(label: str, reader: RecordReader) -> StoredPiece:
-            found, artifact = codec.read_artifact(reader)
+        def parse(label: str, reader: RecordReader) -> CachedPiece:
+            found, patch = codec.read_artifact(reader)
             if found != key:
                 raise StoreError(f"{id[:12]} holds another patch than its name says")
-            terms = self._terms(label, reader.header)
-            return StoredPiece(label, reader.header, terms, artifact=self._placed(artifact))
+            piece = self._piece(label, reader.header)
+            # Each layer where that layer's rows are.
+            piece.key, piece.artifact = key, patch.spread(self._settings.row_devices(len(patch.layers)))
+            return piece
 
         return self._tiers.read(id, (owner,), parse)
 
@@ -352,18 +335,17 @@ class TierReader:
             raise error
         return label
 
-    def _placed(self, patch: Patch) -> Patch:
-        """Return a patch with each layer where that layer's rows are."""
-        return patch.spread(self._settings.row_devices(len(patch.layers)))
-
-    def _terms(self, label: str, header: RecordHeader) -> Terms:
-        """Return a record's terms; those in the disk's index include the pin.
+    def _piece(self, label: str, header: RecordHeader) -> CachedPiece:
+        """Return a record's piece; terms in the disk's index include the pin.
 
         Raises:
             ValueError: the terms in the header are malformed.
         """
-        entry = self._tiers.entry(header.id, header.owner) if label == DISK else None
-        return terms_of(header, self._default_terms) if entry is None else entry.terms
+        entry, now = self._tiers.entry(header.id, header.owner) if label == DISK else None, self._settings.clock()
+        terms = terms_of(header, self._settings.terms) if entry is None else entry.terms
+        piece = CachedPiece(header.owner, header.id, terms, header.created, min(header.created, now), now)
+        piece.saved = {label}
+        return piece
 
 
 def move_encoding(encoded: Encoded, device: torch.device) -> Encoded:

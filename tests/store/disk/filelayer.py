@@ -20,7 +20,6 @@ from typing import Any, BinaryIO
 import pytest
 
 from emblema.store import catalogue, files
-from emblema.store.disk import folder
 
 CHANGING = ("open", "ftruncate", "pwrite", "fsync", "utime", "mkdir", "rename", "replace", "unlink", "rmdir", "chmod")
 LOOKING = ("scandir", "listdir", "pread", "fstat", "lstat")
@@ -45,8 +44,8 @@ class FailingCalls:
         self.calls, self.failed = 0, list[str]()
         self.threads: set[int] | None = {threading.get_ident()}
 
-    def tick(self, name: str) -> bool:
-        """Count a call; return whether it fails."""
+    def tick(self, name: str, bytes: int = 0) -> bool:
+        """Count a call that writes so many bytes; return whether it fails."""
         if self.threads is not None and threading.get_ident() not in self.threads:
             return False
         self.calls += 1
@@ -73,7 +72,6 @@ class FailingCalls:
         with pytest.MonkeyPatch.context() as patch:
             for name in self.names:
                 patch.setattr(os, name, self._watched(name, getattr(os, name)))
-            patch.setattr(folder, "open", self._opened(open), raising=False)
             patch.setattr(files.os, "fdopen", self._opened(os.fdopen))
             layer = self
 
@@ -124,10 +122,10 @@ class FullDisk(FailingCalls):
         super().__init__(0, code=errno.ENOSPC, reading=False)
         self.root, self.bytes = root, bytes
 
-    def tick(self, name: str) -> bool:
+    def tick(self, name: str, bytes: int = 0) -> bool:
         """Count a call; return whether there is no room for what it makes."""
         super().tick(name)
-        full = name in ("write", "open", "mkdir") and self.held() >= self.bytes
+        full = name in ("write", "open", "mkdir") and self.held() + bytes >= self.bytes
         if full:
             self.failed.append(name)
         return full
@@ -151,7 +149,7 @@ class _FailingFile:
         self._file, self._calls = file, calls
 
     def write(self, data: Any) -> int:
-        if self._calls.tick("write"):
+        if self._calls.tick("write", memoryview(data).nbytes):
             self._file.write(memoryview(data)[: len(memoryview(data)) // 2])
             raise OSError(self._calls.code, os.strerror(self._calls.code), "write")
         return self._file.write(data)

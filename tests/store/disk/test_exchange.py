@@ -8,13 +8,13 @@ from emblema.errors import LoadError, StoreError
 from emblema.store import format
 from emblema.store.disk import DiskTier
 from emblema.store.exchange import import_piece
+from emblema.store.files import write_whole
 from emblema.store.record import Record, Terms
 from tests.store.disk.records import ALICE, BOB, check, id_of, piece_path, record
 
 
 def written(path: Path, made: Record) -> Path:
-    with path.open("wb") as file:
-        format.write(made, file)
+    write_whole(path, format.buffers(made))
     return path
 
 

@@ -15,6 +15,7 @@ import pytest
 from emblema.errors import EmblemaError, LoadError, StoreError
 from emblema.store import Store
 from emblema.store.disk import DiskTier
+from emblema.store.disk.upkeep import collect, verify_pieces
 from emblema.store.files import make_folder, write_whole
 from emblema.store.record import Terms
 from tests.store.disk.filelayer import FailingCalls
@@ -38,10 +39,6 @@ class Change:
     touched: dict[str, set[int | None]]
 
 
-def _collect(tier: DiskTier) -> None:
-    tier.gc()
-
-
 CHANGES: dict[str, Change] = {
     "write": Change(lambda tier: tier.write(record("new", 3000), Terms()), {"new": {None, 0}}),
     "write, pinned": Change(lambda tier: tier.write(record("new"), Terms(pinned=True)), {"new": {None, 0}}),
@@ -55,8 +52,8 @@ CHANGES: dict[str, Change] = {
     "unpin": Change(lambda tier: tier.set_pin(id_of("pinned"), False), {}),
     "uses": Change(lambda tier: (tier.touch([id_of("a"), id_of("b")]), tier.record_uses()), {}),
     "evict": Change(lambda tier: tier.evict(ALICE, 1), {each: {None, 0} for each in ("a", "b", "patch")}),
-    "collect": Change(_collect, {"ending": {None, 0}}),
-    "verify": Change(lambda tier: tier.verify(), {}),
+    "collect": Change(collect, {"ending": {None, 0}}),
+    "verify": Change(verify_pieces, {}),
     "scan": Change(lambda tier: tier.scan(), {}),
     "checkpoint": Change(lambda tier: tier.catalogue.checkpoint(), {}),
     "close": Change(lambda tier: (tier.touch([id_of("a")]), tier.close()), {}),
@@ -121,7 +118,7 @@ def _works_again(tier: DiskTier, touched: dict[str, set[int | None]], unread: bo
     """The disk does again what it is asked: the tier has its pieces, writes, deletes, and agrees with its files."""
     _expected(tier, touched, unread)
     _writes(tier)
-    tier.gc()
+    collect(tier)
     files = piece_files(tier.path)
     if not unread:
         assert {entry.id: entry.bytes for entry in tier.entries()} == files and tier.bytes == sum(files.values())

@@ -17,11 +17,12 @@ from typing import Any
 
 from emblema.store import catalogue
 from emblema.store.disk import DiskTier
+from emblema.store.disk.upkeep import collect
 from emblema.store.record import Terms
 from tests.store.disk.records import ALICE, BOB, piece_files, record
 
 LARGEST_PIECE = 210_000
-CALLS = ("rename", "unlink", "fsync", "ftruncate", "utime", "pwrite", "mkdir")
+CALLS = ("rename", "replace", "unlink", "fsync", "ftruncate", "utime", "pwrite", "mkdir")
 
 
 def main() -> None:
@@ -41,7 +42,7 @@ def main() -> None:
     before = piece_files(options.folder)
     tier = DiskTier(options.folder, options.capacity)
     # A budget that is smaller than last time's is kept from the start.
-    evicted = before.keys() - {entry.id for entry in tier.entries()} if tier.statistics["evicted"] else set()
+    evicted = before.keys() - {entry.id for entry in tier.entries()}
     _say({"done": True, "evicted": sorted(evicted)})
     Writer(tier, random.Random(options.seed), f"{options.name} {options.seed}").run(options.operations)
     tier.close()
@@ -98,7 +99,7 @@ class Writer:
         self._do({"do": "evict", "bytes": bytes}, lambda: self.tier.evict(ALICE, bytes))
 
     def collect(self) -> None:
-        self._do({"do": "gc"}, self.tier.gc)
+        self._do({"do": "gc"}, lambda: collect(self.tier))
 
     def _write(self, record: Any) -> None:
         header = record.header
@@ -109,12 +110,10 @@ class Writer:
 
     def _do(self, intent: dict[str, Any], act: Callable[[], object]) -> None:
         _say(intent)
-        before = self.tier.statistics["evicted"]
         ids = {entry.id for entry in self.tier.entries()}
         act()
-        evicted: list[str] = []
-        if self.tier.statistics["evicted"] > before:
-            evicted = sorted(ids - {entry.id for entry in self.tier.entries()} - {intent.get("id")})
+        gone = ids - {entry.id for entry in self.tier.entries()} - {intent.get("id")}
+        evicted = [] if intent["do"] == "delete" else sorted(gone)
         _say({"done": True, "evicted": evicted})
 
     def _some(self) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy
 
+from emblema.store.format import buffers
 from emblema.store.record import Array, Record, RecordHeader, RecordReader
 from emblema.store.remote.tier import Found, ServerTier
 
@@ -42,6 +43,11 @@ def record(
         meta={"name": name},
     )
     return Record(header, arrays)
+
+
+def size(record: Record) -> int:
+    """Bytes of its file."""
+    return sum(map(len, buffers(record)))
 
 
 class Counted:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from emblema.errors import LoadError, StoreError
-from emblema.store.format import size
 from emblema.store.record import Record, Terms
 from emblema.store.remote import BucketTier, OutageError, RedisTier
 from tests.store.remote.conftest import QUICK, Make
-from tests.store.remote.records import ALICE, BOB, digest, record, same
+from tests.store.remote.records import ALICE, BOB, digest, record, same, size
 from tests.store.remote.servers import FaultyProxy, free_port
 
 Tier = RedisTier | BucketTier

@@ -8,11 +8,11 @@ import pytest
 
 from emblema.errors import CapacityError, LoadError, StoreError
 from emblema.store.disk.entry import terms_of
-from emblema.store.format import size, verify
+from emblema.store.format import verify
 from emblema.store.record import SHARED, Terms
 from emblema.store.remote import BucketTier, RedisTier
 from tests.store.remote.conftest import SERVERS, Make
-from tests.store.remote.records import ALICE, BOB, Counted, digest, record, same
+from tests.store.remote.records import ALICE, BOB, Counted, digest, record, same, size
 
 Tier = RedisTier | BucketTier
 

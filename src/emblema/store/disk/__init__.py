@@ -1,7 +1,6 @@
 """The disk tier: one file a piece, and a catalogue of them. Nothing here needs torch."""
 
 from emblema.store.disk.entry import DiskEntry
-from emblema.store.disk.scan import ScanReport
-from emblema.store.disk.tier import CollectReport, DiskTier, VerifyReport
+from emblema.store.disk.tier import DiskTier
 
-__all__ = ["CollectReport", "DiskTier", "DiskEntry", "ScanReport", "VerifyReport"]
+__all__ = ["DiskEntry", "DiskTier"]

@@ -4,19 +4,17 @@
     catalogue.sqlite            what is known of the pieces
     lock                        held while the catalogue is opened
     pieces/ab/<id>.safetensors  the pieces, by the first two digits of their id
-    temporary/                  pieces while they are written, each locked by its writer
+    temporary/                  a piece while it is written, within a change of the catalogue
     quarantine/                 the last file that did not verify
 
 Every name is resolved within its own folder and no link is followed.
 """
 
-import fcntl
 import os
 import re
-import secrets
 import shutil
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from xxhash import xxh3_64
 from emblema.errors import StoreError
 from emblema.store.catalogue import COMPANIONS, FILE, LOCK
 from emblema.store.files import clear, make_folder, sync_folder
+from emblema.store.files import written as write_aside
 from emblema.store.record import check_id, is_id
 
 VERSION = 1
@@ -61,11 +60,9 @@ def prepare(path: Path) -> list[str]:
             sync_folder(folder)
         if not _has_format(path, notes):
             line = b"emblema store, format %d, checksum %s\n" % (VERSION, _checksum(VERSION))
-            with closing(Temporary(path / TEMPORARY, len(line))) as temporary:
-                temporary.file.write(line)
-                temporary.finish()
+            with write_aside(path / FORMAT, [line], path / TEMPORARY) as name_it:
                 clear(path / FORMAT)
-                temporary.place(path / FORMAT)
+                name_it()
     except (FileExistsError, NotADirectoryError) as error:
         raise StoreError(f"{error.filename or path} is not a folder: give the store one of its own") from error
     except OSError as error:
@@ -132,62 +129,6 @@ def _checksum(version: int) -> bytes:
     return xxh3_64(b"emblema store %d" % version).hexdigest().encode()
 
 
-class Temporary:
-    """A new file in a folder. Closing it deletes it, unless it was put in its place.
-
-    Its lock ends with the writer's process, so that others know whether the file is still being written.
-
-    Args:
-        folder: where it is made.
-        bytes: that it will have; it has this length at once.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-
-    def __init__(self, folder: Path, bytes: int) -> None:
-        while True:
-            self._path = folder / secrets.token_hex(16)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(self._path, flags, 0o600)
-            self.file = open(descriptor, "wb", buffering=2**20)  # noqa: SIM115
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                os.ftruncate(descriptor, bytes)
-                there = os.fstat(descriptor).st_nlink
-            except BaseException:
-                self.close()
-                raise
-            if there:
-                return
-            # Another process deleted it before it was locked, as a crashed writer's.
-            self.close()
-
-    def finish(self) -> os.stat_result:
-        """Make its contents durable once they are written, and return its status.
-
-        Raises:
-            OSError: they did not all reach the disk.
-        """
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        return os.fstat(self.file.fileno())
-
-    def place(self, path: Path) -> None:
-        """Give it its name, durably."""
-        with open_folder(path.parent) as folder:
-            os.rename(self._path, path.name, dst_dir_fd=folder)
-            os.fsync(folder)
-
-    def close(self) -> None:
-        """Delete it unless it is in its place; where that fails, the next scan does, as nobody holds its lock."""
-        with suppress(OSError):
-            os.unlink(self._path)
-        # A full disk makes closing fail again on what could not be written; the descriptor is closed even then.
-        with suppress(OSError):
-            self.file.close()
-
-
 def piece_path(folder: Path, id: str) -> Path:
     """Return the file of a piece, whether it is there or not.
 
@@ -197,25 +138,21 @@ def piece_path(folder: Path, id: str) -> Path:
     return folder / PIECES / id[:2] / (check_id(id) + SUFFIX)
 
 
-def new_file(folder: Path, bytes: int) -> Temporary:
-    """Return a file to write a piece to; all its bytes count from now on."""
-    make_own(folder / TEMPORARY)
-    return Temporary(folder / TEMPORARY, bytes)
-
-
-def bytes_under_way(folder: Path) -> int:
-    """Return the bytes of files that are being written."""
-    return sum(status.st_size for _, status in list_files(folder / TEMPORARY))
-
-
-def place(folder: Path, temporary: Temporary, id: str) -> None:
-    """Make a written file the piece of an id, durably."""
+@contextmanager
+def written(folder: Path, id: str, buffers: Iterable[bytes | memoryview]) -> Iterator[Callable[[], os.stat_result]]:
+    """Write a piece's file without its name; yields what gives it that and returns its status; as `files.written`."""
     path = piece_path(folder, id)
-    make_own(path.parent.parent)
-    make_own(path.parent)
-    if path.is_dir() and not path.is_symlink():
-        clear(path)
-    temporary.place(path)
+    for part in (folder / TEMPORARY, path.parent.parent, path.parent):
+        make_own(part)
+    with write_aside(path, buffers, folder / TEMPORARY) as name_it:
+
+        def place() -> os.stat_result:
+            if path.is_dir() and not path.is_symlink():
+                clear(path)
+            name_it()
+            return path.lstat()
+
+        yield place
 
 
 def delete_pieces(folder: Path, ids: Collection[str]) -> None:
@@ -240,10 +177,9 @@ def set_aside(folder: Path, id: str, inode: int | None) -> bool:
             return False
         make_own(folder / QUARANTINE)
         with open_folder(path.parent) as shard, open_folder(folder / QUARANTINE) as quarantine:
-            os.rename(path.name, f"{path.name}.new", src_dir_fd=shard, dst_dir_fd=quarantine)
+            os.rename(path.name, path.name, src_dir_fd=shard, dst_dir_fd=quarantine)
             os.fsync(shard)
-            clear_quarantine(folder, f"{path.name}.new")
-            os.rename(f"{path.name}.new", path.name, src_dir_fd=quarantine, dst_dir_fd=quarantine)
+        clear_quarantine(folder, keep=path.name)
     except FileNotFoundError:
         return False
     return True
@@ -261,19 +197,13 @@ def clear_quarantine(folder: Path, keep: str = "") -> tuple[int, int]:
 
 
 def remove_abandoned(folder: Path) -> int:
-    """Delete the files that writers left half-written when they ended; return how many there were."""
+    """Delete, within a change, the files that writers left half-written when they ended; return how many there were."""
     removed = 0
     for name, status in list(list_files(folder / TEMPORARY)):
-        if not stat.S_ISREG(status.st_mode):
-            continue
-        with suppress(OSError):
-            descriptor = os.open(folder / TEMPORARY / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if stat.S_ISREG(status.st_mode):
+            with suppress(OSError):
                 os.unlink(folder / TEMPORARY / name)
                 removed += 1
-            finally:
-                os.close(descriptor)
     return removed
 
 

@@ -6,10 +6,9 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -38,41 +37,10 @@ from emblema.store.disk.entry import (
 )
 from emblema.store.disk.scan import Progress, Scan, ScanReport
 from emblema.store.format import is_passing
-from emblema.store.record import SHARED, Record, RecordKind, RecordReader, Terms, check_id
+from emblema.store.record import SHARED, Record, RecordHeader, RecordKind, RecordReader, Terms, check_id
 
 _LOG = logging.getLogger(__name__)
 _LARGEST_DEFAULT = 64 * 2**30
-_TOUCHES = 512
-"""Uses that are recorded together, at most."""
-_TOUCH_SECONDS = 2.0
-"""Seconds after which uses are recorded."""
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyReport:
-    """What reading everything found.
-
-    Attributes:
-        checked: files that were read to their end.
-        damaged: pieces that did not verify, each with the reason; in quarantine now if repair was asked for.
-        bytes: that were read and verified.
-        scan: of the folder, before the reading; None if repair was not asked for.
-    """
-
-    checked: int
-    damaged: tuple[tuple[str, str], ...]
-    bytes: int
-    scan: ScanReport | None
-
-
-@dataclass(frozen=True, slots=True)
-class CollectReport:
-    """What tidying up removed: expired pieces, files in quarantine, the bytes of both, and what a scan found."""
-
-    expired: int
-    quarantined: int
-    bytes: int
-    scan: ScanReport
 
 
 class DiskTier:
@@ -105,17 +73,17 @@ class DiskTier:
         in_use: Callable[[], Collection[str]] = frozenset,
     ) -> None:
         self._clock, self._in_use = clock, in_use
-        # Guards the counts and the uses.
+        # Guards the uses.
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
         # Uses that the catalogue does not have yet: moments by id.
         self._touched: dict[str, float] = {}
-        self._flushed = time.monotonic()
         # Pieces that the catalogue has and that are not served: damaged, or deleted, while no row could be written.
         self._unserved: set[str] = set()
         self.path = Path(os.path.realpath(folder))
         self.report = ScanReport(0)
         notes = files.prepare(self.path)
+        for note in notes:
+            _LOG.warning("%s: %s", self.path, note)
         self.catalogue = Catalogue(self.path / FILE, Tables("pieces", STATEMENTS, self._opened))
         try:
             if self.catalogue.read_only is not None:
@@ -127,14 +95,13 @@ class DiskTier:
         except BaseException:
             self.catalogue.close()
             raise
-        (_LOG.warning if self.report.skipped or self.report.lost else _LOG.info)("%s: %s", folder, self.report)
 
     def _opened(self, rows: sqlite3.Connection, fresh: bool) -> None:
         """Compare a catalogue that was opened with the files; a new one is filled from them."""
         pins = files.old_pins(self.path) if fresh else ()
         self.report = Scan(self.path, rows, self._clock(), pins).run()
+        (_LOG.warning if self.report.skipped or self.report.lost else _LOG.info)("%s: %s", self.path, self.report)
         self._unserved.clear()
-        self._count("rebuilt", int(fresh and self.report.restored > 0))
 
     def _fit(self, capacity_bytes: int | None) -> int:
         """Return the tier's capacity after what is beyond it was evicted."""
@@ -142,8 +109,8 @@ class DiskTier:
             free = shutil.disk_usage(self.path).free
             capacity_bytes = min(_LARGEST_DEFAULT, (free + self.bytes) // 2)
         if self.catalogue.read_only is None:
-            with self._change() as rows:
-                self._evict(rows, victims(rows, totals(rows)[1] - capacity_bytes, ()))
+            with self.change() as rows:
+                self._remove(rows, victims(rows, totals(rows)[1] - capacity_bytes, ()))
         return capacity_bytes
 
     def use(self, in_use: Callable[[], Collection[str]]) -> None:
@@ -170,7 +137,6 @@ class DiskTier:
         try:
             found = self._find(id)
         except CatalogueError as error:
-            self._count("failed_reads")
             raise LoadError(id, str(error)) from error
         if found is None or found.owner != owner:
             return None
@@ -182,7 +148,6 @@ class DiskTier:
             self._lost(id)
             return None
         except OSError as error:
-            self._count("failed_reads")
             raise LoadError(id, str(error)) from error
         except LoadError as error:
             self._damaged(id, status.st_ino, error)
@@ -192,7 +157,6 @@ class DiskTier:
             with suppress(StoreError):
                 self.scan()
             raise LoadError(id, "its file has another owner, kind or chunks than the catalogue says")
-        self._count("hits")
         self.touch([id])
         return DiskReader(reader, partial(self._damaged, id, status.st_ino))
 
@@ -202,7 +166,6 @@ class DiskTier:
         try:
             return self._find(id)
         except CatalogueError:
-            self._count("failed_reads")
             return None
 
     def entries_of(self, ids: Sequence[str]) -> list[DiskEntry]:
@@ -267,47 +230,30 @@ class DiskTier:
         """Return how many pieces there are."""
         return self.catalogue.read(lambda rows: totals(rows, owner, kind))[0]
 
-    @property
-    def statistics(self) -> Counter[str]:
-        """Return counts since the tier was opened: `hits`, `deleted`, `evicted`, `expired`, `quarantined`, `lost`,
-        `failed_writes`, `failed_reads`, and `rebuilt`: how often a catalogue was made of the files.
-        """
-        with self._lock:
-            return Counter(self._counts)
-
     # Uses
 
     def touch(self, ids: Iterable[str]) -> None:
-        """Note that pieces were used now. Uses are recorded in batches: a crash loses the last seconds' at most."""
+        """Note that pieces were used now. `record_uses`, or the next change, records it."""
         now = self._clock()
         with self._lock:
             self._touched.update(dict.fromkeys(ids, now))
-            due = len(self._touched) >= _TOUCHES or time.monotonic() - self._flushed >= _TOUCH_SECONDS
-        if due:
-            # Reading does not wait for a writer.
-            with self.catalogue.idle() as idle:
-                if idle:
-                    self.record_uses()
 
     def record_uses(self) -> None:
         """Record the uses so far; one that cannot be recorded is dropped: its piece may be evicted earlier."""
-        with self._lock:
-            self._flushed = time.monotonic()
         if self._touched and self.catalogue.read_only is None:
-            with suppress(StoreError), self._change() as rows:
+            with suppress(StoreError), self.change() as rows:
                 self._record(rows)
 
     def _record(self, rows: sqlite3.Connection) -> None:
         with self._lock:
             touched, self._touched = self._touched, {}
-            self._flushed = time.monotonic()
         for id, moment in touched.items():
             change_row(rows, id, accessed=moment)
 
     # Writing and deleting
 
     @contextmanager
-    def _change(self) -> Iterator[sqlite3.Connection]:
+    def change(self) -> Iterator[sqlite3.Connection]:
         """Change the catalogue and files together; an exception takes back what was changed of the catalogue.
 
         Raises:
@@ -330,10 +276,8 @@ class DiskTier:
         try:
             self.catalogue.retried(lambda: self._write(record, terms))
         except CapacityError:
-            self._count("failed_writes")
             raise
         except (StoreError, OSError) as error:
-            self._count("failed_writes")
             raise StoreError(f"{record.header.id[:12]} could not be written to disk: {error}") from error
 
     def _write(self, record: Record, terms: Terms) -> None:
@@ -341,69 +285,66 @@ class DiskTier:
         # A moment in the future counts as now.
         expires = None if terms.seconds is None else min(header.created, now) + terms.seconds
         record = replace(record, header=with_terms(header, terms, expires, now))
-        size = format.size(record)
+        data = list(format.buffers(record))
+        size = sum(memoryview(part).nbytes for part in data)
         if size > self.capacity_bytes:
             raise CapacityError(
                 f"{header.id[:12]} has {size} bytes, more than the disk tier's {self.capacity_bytes}: raise its budget"
             )
-        with closing(self._reserve(record, size)) as temporary:
-            if format.write(record, temporary.file) != size:
-                raise StoreError(f"its file was to have {size} bytes and has others")
-            status = temporary.finish()
-            entry = entry_of(record.header, bytes=size, accessed=now, pinned=terms.pinned)
-            again = False
-            try:
-                with self._change() as rows:
-                    earlier = find_entry(rows, header.id)
-                    _check_owner(earlier, header.owner)
-                    again = earlier is not None
+        with self.change() as rows:
+            # A change of its own: what is evicted is recorded even where the file cannot be written.
+            self._record(rows)
+            again = self._admit(rows, header, size)
+        try:
+            with self.change() as rows:
+                again = self._admit(rows, header, size)
+                with files.written(self.path, header.id, data) as place:
+                    status = place()
+                    if status.st_size != size:
+                        raise StoreError(f"its file was to have {size} bytes and has {status.st_size}")
+                    entry = entry_of(record.header, bytes=size, accessed=now, pinned=terms.pinned)
                     put_row(rows, PieceRow.of(entry, status.st_mtime_ns))
-                    files.place(self.path, temporary, header.id)
-            except StoreError:
-                # The file may be in its place without a row: it counts as not written. In an acknowledged file's place
-                # it stays.
-                with suppress(OSError):
-                    if not again and self.piece_path(header.id).lstat().st_ino == status.st_ino:
-                        files.delete_pieces(self.path, [header.id])
-                raise
+        except StoreError:
+            if not again:
+                self._delete_unlisted(header.id)
+            raise
         with self._lock:
             self._touched.pop(header.id, None)
             self._unserved.discard(header.id)
 
-    def _reserve(self, record: Record, size: int) -> files.Temporary:
-        """Return an empty file of this size within the budget."""
-        id, temporary = record.header.id, None
-        try:
-            with self._change() as rows:
-                self._record(rows)
-                found = find_entry(rows, id)
-                _check_owner(found, record.header.owner)
-                self._make_room(rows, size - (found.bytes if found is not None else 0), id)
-                temporary = files.new_file(self.path, size)
-        except BaseException:
-            if temporary is not None:
-                temporary.close()
-            raise
-        return temporary
+    def _admit(self, rows: sqlite3.Connection, header: RecordHeader, size: int) -> bool:
+        """Make room for a record's file; return whether there is one that it replaces.
+
+        Raises:
+            StoreError: another owner's piece has its id, or there is no room.
+        """
+        found = find_entry(rows, header.id)
+        # The shared library's ids are known to all, so a tenant's piece must not block one.
+        if found is not None and header.owner not in (found.owner, SHARED):
+            raise StoreError(f"{found.id[:12]} belongs to another owner: delete it there first")
+        self._make_room(rows, size - (0 if found is None else found.bytes), header.id)
+        return found is not None
+
+    def _delete_unlisted(self, id: str) -> None:
+        """Delete a file without a row: a change that failed after the file was in its place counts as not made."""
+        with suppress(StoreError), self.change() as rows:
+            if find_entry(rows, id) is None:
+                files.delete_pieces(self.path, [id])
 
     def _make_room(self, rows: sqlite3.Connection, bytes: int, keep: str) -> None:
-        """Evict all but `keep` until `bytes` more fit the budget, files being written included, within a change.
+        """Evict all but `keep` until `bytes` more fit the budget, within a change.
 
         Raises:
             StoreError: they do not fit; nothing was evicted.
         """
-        held = totals(rows)[1] + files.bytes_under_way(self.path)
+        held = totals(rows)[1]
         chosen = victims(rows, held + bytes - self.capacity_bytes, {*self._in_use(), keep})
         if held + bytes - sum(chosen.values()) > self.capacity_bytes:
             raise StoreError(
                 f"{self.path}: no room for {bytes} bytes: {held} of {self.capacity_bytes} are held by pieces that are "
-                "pinned, in use or being written; unpin some, or give the disk tier a larger budget"
+                "pinned or in use; unpin some, or give the disk tier a larger budget"
             )
-        self._evict(rows, chosen)
-
-    def _evict(self, rows: sqlite3.Connection, chosen: Collection[str]) -> None:
         self._remove(rows, chosen)
-        self._count("evicted", len(chosen))
 
     def _remove(self, rows: sqlite3.Connection, ids: Collection[str]) -> None:
         """Delete pieces' files, durably, and their rows."""
@@ -418,16 +359,14 @@ class DiskTier:
         """
         check_id(id)
         try:
-            removed = self.catalogue.retried(lambda: self._delete(id, owner))
+            return self.catalogue.retried(lambda: self._delete(id, owner))
         except OSError as error:
             raise StoreError(f"{id[:12]} could not be deleted from disk: {error}") from error
-        self._count("deleted", removed)
-        return removed > 0
 
-    def _delete(self, id: str, owner: str) -> int:
+    def _delete(self, id: str, owner: str) -> bool:
         gone: list[str] = []
         try:
-            with self._change() as rows:
+            with self.change() as rows:
                 patches, chunks = self._deleted_with(rows, id, owner)
                 # No power cut may leave a patch of a chunk that is gone.
                 files.delete_pieces(self.path, patches)
@@ -440,7 +379,7 @@ class DiskTier:
             # As on a full disk: without a file, a row is none, and the next scan removes it.
             self._unserved.update(gone)
             _LOG.warning("%s: %d files were deleted; their rows follow later: %s", self.path, len(gone), error)
-        return len(gone)
+        return bool(gone)
 
     def _deleted_with(self, rows: sqlite3.Connection, id: str, owner: str) -> tuple[list[str], list[str]]:
         """Return what is deleted when an owner deletes an id: its patches, and itself where it is here."""
@@ -462,7 +401,7 @@ class DiskTier:
             StoreError: the folder cannot be written.
         """
         check_id(id)
-        with self._change() as rows:
+        with self.change() as rows:
             return change_row(rows, id, pinned=pinned)
 
     def evict(self, owner: str, bytes: int) -> int:
@@ -473,10 +412,10 @@ class DiskTier:
         """
         if bytes <= 0:
             return 0
-        with self._change() as rows:
+        with self.change() as rows:
             self._record(rows)
             chosen = victims(rows, bytes, set(self._in_use()), owner)
-            self._evict(rows, chosen)
+            self._remove(rows, chosen)
             return sum(chosen.values())
 
     def expire(self) -> int:
@@ -485,7 +424,7 @@ class DiskTier:
         Raises:
             StoreError: the folder cannot be written.
         """
-        with self._change() as rows:
+        with self.change() as rows:
             self._record(rows)
             in_use = set(self._in_use())
             over = [id for id in ended(rows, self._clock()) if id not in in_use]
@@ -493,7 +432,6 @@ class DiskTier:
             chunks = [id for id in over if id not in patches]
             self._remove(rows, patches)
             self._remove(rows, chunks)
-        self._count("expired", len(patches) + len(chunks))
         return len(patches) + len(chunks)
 
     def quarantine(self, id: str, reason: str, inode: int | None = None) -> bool:
@@ -506,7 +444,7 @@ class DiskTier:
         """
         check_id(id)
         try:
-            with self._change() as rows:
+            with self.change() as rows:
                 moved = files.set_aside(self.path, id, inode)
                 if moved:
                     remove_rows(rows, [id])
@@ -514,14 +452,11 @@ class DiskTier:
             self._unserved.add(id)
             reason, moved = f"{reason}; it stays where it is: {error}", True
         if moved:
-            self._count("quarantined")
             _LOG.warning("%s is out of service: %s", self.piece_path(id), reason)
         return moved
 
     def _damaged(self, id: str, inode: int, error: LoadError) -> None:
-        if is_passing(error):
-            self._count("failed_reads")
-        else:
+        if not is_passing(error):
             self.quarantine(id, error.reason, inode)
 
     # Comparing the catalogue with the files
@@ -532,88 +467,19 @@ class DiskTier:
         Raises:
             StoreError: the folder cannot be written.
         """
-        with self._change() as rows:
+        with self.change() as rows:
             report = Scan(self.path, rows, self._clock()).run(progress)
         self._unserved.clear()
-        self._count("lost", report.lost)
         return report
 
     def _lost(self, id: str) -> None:
         """Remove the row of a piece without a file; errors are ignored."""
-        with suppress(StoreError), self._change() as rows:
+        with suppress(StoreError), self.change() as rows:
             if find_entry(rows, id) is not None and not self.piece_path(id).exists():
                 remove_rows(rows, [id])
-                self._count("lost")
-
-    def verify(self, progress: Progress | None = None, repair: bool = True) -> VerifyReport:
-        """Read every piece to its end.
-
-        Args:
-            progress: called with the bytes read so far and the bytes of all.
-            repair: compare the catalogue with the files first, and set damaged files aside.
-
-        Raises:
-            StoreError: the folder does not answer.
-        """
-        scan = self.scan() if repair and self.catalogue.read_only is None else None
-        total = self.bytes
-        checked = passed = read = 0
-        damaged: list[tuple[str, str]] = []
-        for entry in self.entries():
-            path = self.piece_path(entry.id)
-            try:
-                inode = path.lstat().st_ino
-                with format.open_file(path, entry.id) as reader:
-                    format.verify(reader)
-                    if not entry.is_of(reader.header):
-                        raise LoadError(entry.id, "its file has another owner, kind or chunks than the catalogue")
-                passed += entry.bytes
-            except FileNotFoundError:
-                # Deleted or evicted since it was listed, unless the catalogue still has it.
-                if self.entry(entry.id) is not None:
-                    damaged.append((entry.id, "its file is gone"))
-                continue
-            except OSError as error:
-                damaged.append((entry.id, str(error)))
-            except LoadError as error:
-                damaged.append((entry.id, error.reason))
-                if repair and not is_passing(error):
-                    self.quarantine(entry.id, error.reason, inode)
-            checked += 1
-            read += entry.bytes
-            if progress is not None:
-                progress(read, total)
-        return VerifyReport(checked, tuple(damaged), passed, scan)
-
-    def gc(self, progress: Progress | None = None) -> CollectReport:
-        """Delete expired pieces, what crashed writers left, and the quarantine; compare the catalogue with the files.
-
-        Args:
-            progress: called with the number of folders compared so far, and of all folders.
-
-        Raises:
-            StoreError: the folder cannot be written.
-        """
-        before = self.bytes
-        expired = self.expire()
-        freed = before - self.bytes
-        with self._change():
-            quarantined, bytes = files.clear_quarantine(self.path)
-        scan = self.scan(progress)
-        self.catalogue.checkpoint()
-        return CollectReport(expired, quarantined, freed + bytes, scan)
+                _LOG.warning("%s is gone", self.piece_path(id))
 
     def close(self) -> None:
         """Record the last uses and close the folder; may be called more than once."""
         self.record_uses()
         self.catalogue.close()
-
-    def _count(self, name: str, count: int = 1) -> None:
-        with self._lock:
-            self._counts[name] += count
-
-
-def _check_owner(found: DiskEntry | None, owner: str) -> None:
-    # The shared library's ids are known to all, so a tenant's piece must not block one.
-    if found is not None and found.owner != owner and owner != SHARED:
-        raise StoreError(f"{found.id[:12]} belongs to another owner: delete it there first")

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from emblema.errors import CapacityError, LoadError
 from emblema.store.disk.entry import terms_of, with_terms
-from emblema.store.format import Reader, buffers, open_source, size, verify
+from emblema.store.format import Reader, buffers, open_source, verify
 from emblema.store.record import SHARED, Record, RecordHeader, Terms
 from emblema.store.remote.calls import Caller, CallError, OutageError, RestingError
 from emblema.store.remote.options import RemoteKeys, RemoteOptions
@@ -109,7 +109,8 @@ class ServerTier:
         header = record.header
         terms = self._within_chunks(header, terms)
         record = replace(record, header=with_terms(header, terms, None, header.created))
-        length = size(record)
+        value = list(buffers(record))
+        length = sum(memoryview(part).nbytes for part in value)
         if length > self._options.largest_bytes:
             raise CapacityError(
                 f"{header.id[:12]} has {length} bytes, {self._caller.server} takes at most "
@@ -124,7 +125,7 @@ class ServerTier:
             for note in ((self._keys.patches(header.owner, chunk), header.id), (self._keys.owners(chunk), header.owner))
         ]
         key, until = self._keys.record(header.owner, header.id), _until(record.header, self._options.clock())
-        self._caller.call(self._server.put, key, list(buffers(record)), until, notes)
+        self._caller.call(self._server.put, key, value, until, notes)
 
     def delete(self, id: str, owner: str) -> bool:
         """Delete a record, and for a chunk every patch made from it; whether anything was here.
