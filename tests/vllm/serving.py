@@ -81,11 +81,7 @@ class Served:
 
     @property
     def captures(self) -> Any:
-        return self.scheduler.connector.idle_work.captures
-
-    @property
-    def canary(self) -> Any:
-        return self.scheduler.connector.idle_work.canary
+        return self.scheduler.connector.captures
 
     @property
     def kv_worker(self) -> Any:

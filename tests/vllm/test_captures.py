@@ -10,13 +10,16 @@ from emblema.served import captures as captures_module
 from emblema.served.captures import REMEMBERED_CAPTURES, WAITING_CAPTURES, CaptureQueue
 from emblema.served.request_plan import ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
 from emblema.store.identity import request_salt
-from emblema.vllm.captures import PageCaptures
+from emblema.vllm.batch_places import BatchPlaces
+from emblema.vllm.captures import BESIDE_ROWS, PageCaptures
+from emblema.vllm.step_metadata import StepMetadata
 from tests.link.pieces import LAYERS
 from tests.vllm.page_pool import PagePool
 from tests.vllm.requests import SPEC, TOKENS, request
 
 PAGE = 32
 PAGES = -(-TOKENS // PAGE)
+ROWS, PLACES = 2048, 8
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def pool() -> PagePool:
 @pytest.fixture
 def captures(pool: PagePool) -> PageCaptures:
     queue = CaptureQueue(lambda request, item, capture: f"feature of {item.identifier}")
-    captures = PageCaptures(queue, 2, PAGE)
+    captures = PageCaptures(queue, 2, PAGE, ROWS)
     captures.bind_pool(pool)
     return captures
 
@@ -84,7 +87,7 @@ def test_what_requests_wait_for_comes_first_and_awaits_no_quiet_moment(captures:
     captures.queue.request(plan(shown_of("cd")), urgent=True)
     begun = captures.begin(idle=False)
     assert [capture.identifier for capture in begun] == ["emblema-shown c", "emblema-shown d"], "c was waiting already"
-    assert captures.urgent and captures.waiting and captures.running_rows == 2 * PAGES * PAGE
+    assert captures.urgent and captures.waiting
     captures.finish({capture.chunk.id: 2 for capture in begun})
     assert not captures.urgent and not captures.begin(idle=False)
     captures.queue.idle_time.pressed = False
@@ -131,7 +134,7 @@ def test_captures_have_room_for_the_anchor(pool: PagePool) -> None:
     """Its rows have pages too; what is then longer than a prompt may be is left alone."""
     anchor = tuple(range(40))
     long, captures = (
-        PageCaptures(CaptureQueue(lambda request, item, capture: None, anchor, TOKENS + 40 + more), 1, PAGE)
+        PageCaptures(CaptureQueue(lambda request, item, capture: None, anchor, TOKENS + 40 + more), 1, PAGE, ROWS)
         for more in (0, 1)
     )
     for each in (long, captures):
@@ -153,3 +156,54 @@ def test_waiting_and_remembered_captures_are_bounded(captures: PageCaptures) -> 
     for number in (0, 1, -1):
         captures.queue.request(plan(small[number]))
     assert drain(captures) == shown[:2]
+
+
+def filled(captures: PageCaptures, scheduled: dict[str, tuple[int, int]], **facts: bool) -> StepMetadata:
+    """A step with what it captures."""
+    told = {"idle": not scheduled, "waits": False, "reads": False} | facts
+    return captures.fill(StepMetadata(), scheduled, BatchPlaces(PLACES), **told)
+
+
+def test_captures_have_all_of_an_idle_step_and_a_little_beside_answers(captures: PageCaptures) -> None:
+    captures.capture(plan(shown_of("ab")))
+    step = filled(captures, {})
+    assert len(step.captures) == 2 and (step.side_rows, step.side_slots) == (ROWS, PLACES) and captures.pending
+    assert filled(captures, {"a": (7, 1), "b": (9, 1)}).side_rows == BESIDE_ROWS
+
+
+@pytest.mark.parametrize("scheduled", [{"a": (0, 5)}, {"a": (0, 5), "b": (9, 1)}])
+def test_nothing_is_captured_beside_a_prefill(captures: PageCaptures, scheduled: dict[str, tuple[int, int]]) -> None:
+    captures.capture(plan(shown_of("a")))
+    step = filled(captures, scheduled)
+    assert step.side_rows == 0 and not step.captures and captures.waiting
+
+
+def test_nothing_begins_where_a_request_waits_and_what_holds_its_pages_goes_on(captures: PageCaptures) -> None:
+    captures.capture(plan(shown_of("a")))
+    assert not filled(captures, {"a": (7, 1)}, waits=True).captures
+    filled(captures, {})
+    captures.capture(plan(shown_of("b")))
+    step = filled(captures, {"a": (7, 1)}, waits=True)
+    assert step.side_rows == BESIDE_ROWS and not step.captures
+    assert filled(captures, {"a": (7, 1)}, waits=True, reads=True).side_rows == 0
+
+
+def test_what_requests_wait_for_is_captured_beside_prefills_in_the_rows_that_are_left(captures: PageCaptures) -> None:
+    captures.capture(plan(shown_of("a")), urgent=True)
+    for scheduled, rows in (({"a": (0, 500)}, PAGES * PAGE), ({"a": (0, ROWS - 30)}, 30)):
+        step = filled(captures, scheduled, waits=True, reads=True)
+        assert step.side_rows == rows and step.side_slots == PLACES
+
+
+def test_engines_that_step_together_add_nothing_to_an_empty_step(pool: PagePool) -> None:
+    captures = PageCaptures(CaptureQueue(lambda *given: None), 1, PAGE, ROWS, together=True)
+    captures.bind_pool(pool)
+    captures.capture(plan(shown_of("a")))
+    assert filled(captures, {}) == StepMetadata() and captures.waiting and not captures.pending
+
+
+def test_nothing_is_captured_where_that_is_off_or_declined(captures: PageCaptures) -> None:
+    captures.capture(plan(request("a", capture=False)))
+    off = PageCaptures(CaptureQueue(lambda *given: None), 1, PAGE, ROWS, enabled=False)
+    off.capture(plan(shown_of("a")))
+    assert not captures.waiting and not off.waiting and not off.pending

@@ -23,8 +23,8 @@ from emblema.vllm.plugin import check_version
         ({"store": "x", "strategy": "no-such"}, "unknown strategy"),
         ({"store": "x", "capture": 1}, "true or false"),
         ({"store": "x", "memory": 0}, "bytes"),
-        ({"store": "x", "canary": 2}, "canary"),
-        ({"store": "x", "canary_rows": "all"}, "canary_rows"),
+        ({"store": "x", "canary": 0.05}, "embedded engine"),
+        ({"store": "x", "measured": 7}, "fingerprint"),
     ],
 )
 def test_settings_name_what_is_wrong(given: dict[str, object], words: str) -> None:

@@ -12,14 +12,13 @@ from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.keys import ArtifactKey
 from emblema.latest import LatestDict
-from emblema.link.lanes import Lane, Trial
+from emblema.link.lanes import Lane
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowSource
 from emblema.link.policy.decide import COSTS_MORE, rank_of, worth_capturing
 from emblema.link.policy.expectations import Costs, RecentSightings, RowCosts
 from emblema.link.policy.fidelity import MeasuredLanes
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Part, Prompt, Rows, TextPart
-from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
 from emblema.models.positions import Grid, chunk_positions
@@ -129,9 +128,7 @@ class RequestPlan:
         awaits: whether it is to be planned again once what is missing was prefilled alone, as it is then read.
         failed: whether what it takes could not be read or written.
         margin: of an answer that was read, see `Recomputation`; None where none was.
-        repeated: rows that were computed twice for it.
         ready: rows that the prefix cache had of it.
-        complete: whether all its rows are ready.
     """
 
     request: ServedRequest
@@ -148,9 +145,7 @@ class RequestPlan:
     trying: bool = field(default=False, init=False)
     failed: bool = field(default=False, init=False)
     margin: float | None = field(default=None, init=False)
-    repeated: int = field(default=0, init=False)
     ready: int = field(default=0, init=False)
-    complete: bool = field(default=False, init=False)
 
     def reads(self, ready: int) -> bool:
         """Return whether rows are chosen by what the question attends, where `ready` rows are there already."""
@@ -285,14 +280,6 @@ class RequestPlanning:
         elif cached.spans:
             needs = ()
         return RequestPlan(request, prompt, linked, missing, cached, needs, remark, lacks or bool(needs))
-
-    def plan_trial(self, request: ServedRequest, trial: Trial, measured: MeasuredLanes) -> RequestPlan | None:
-        """Plan a prompt with one lane alone, to measure it; None where its chunks or pages do not allow that."""
-        prompt, lacking, knowledge = self._look_up(request, RowCosts(), measured)
-        plan = Auto(self.policy, trial).plan(prompt, replace(knowledge, second_pass=False))
-        if lacking or unsupported_reason(plan) is not None:
-            return None
-        return RequestPlan(request, prompt, plan, cached=CachedSpans.of(plan, _exact_rows(prompt, self.spec.anchor)))
 
     def _look_up(
         self, request: ServedRequest, costs: Costs, measured: MeasuredLanes

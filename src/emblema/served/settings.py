@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from emblema.errors import EmblemaError
-from emblema.link.policy.policy import Policy
 from emblema.link.strategies.registry import parse
 
 WORKER_BYTES = 2 * 2**30
@@ -23,7 +22,8 @@ class PluginSettings:
         capture: whether pictures and patches are captured from what the server computes.
         memory: bytes of rows, embeddings and patches that each worker keeps in host memory, page-locked beside a GPU.
         weigh: whether `auto` links only what is expected to pay by the costs measured here.
-        canary, canary_rows: as in `Policy`: how much of what `auto` links is compared.
+        measured: fingerprint of the model in whose name an embedded engine measured lanes on the same folder, as
+            `emblema policy --json` prints it; empty for the served model's own.
     """
 
     store: Path
@@ -31,13 +31,7 @@ class PluginSettings:
     capture: bool = True
     memory: int = WORKER_BYTES
     weigh: bool = True
-    canary: float = Policy().canary
-    canary_rows: float = Policy().canary_rows
-
-    @property
-    def policy(self) -> Policy:
-        """Bounds of `auto`."""
-        return Policy(canary=self.canary, canary_rows=self.canary_rows)
+    measured: str = ""
 
     @classmethod
     def read(cls, given: Mapping[str, Any], where: str = "kv_connector_extra_config") -> "PluginSettings":
@@ -50,8 +44,13 @@ class PluginSettings:
         Raises:
             EmblemaError: a key is unknown, the store is not named, or a value is not right.
         """
-        known = ("canary", "canary_rows", "capture", "memory", "store", "strategy", "weigh")
+        known = ("capture", "measured", "memory", "store", "strategy", "weigh")
         unknown = sorted(set(given) - set(known))
+        if {"canary", "canary_rows"} & set(unknown):
+            raise EmblemaError(
+                f"{where} has {unknown[0]!r}: a serving engine compares no answers any more. Take it out, and measure "
+                "with an embedded engine (`emblema.Engine`) on the same folder, whose canary is on by default."
+            )
         if unknown:
             raise EmblemaError(f"{where} has {unknown[0]!r}: emblema takes {', '.join(known)}.")
         if not isinstance(given.get("store"), str) or not given["store"]:
@@ -65,6 +64,7 @@ class PluginSettings:
         memory = WORKER_BYTES if memory is None else memory
         if type(memory) is not int or memory <= 0:
             raise EmblemaError(f"memory is {memory!r}: give bytes.")
-        shares = {name: given[name] for name in ("canary", "canary_rows") if name in given}
-        Policy(**shares)
-        return cls(Path(given["store"]), strategy, capture, memory, weigh, **shares)
+        measured = given.get("measured", "")
+        if not isinstance(measured, str):
+            raise EmblemaError(f"measured is {measured!r}: give a model's fingerprint, as `emblema policy` prints it.")
+        return cls(Path(given["store"]), strategy, capture, memory, weigh, measured)

@@ -11,6 +11,7 @@ from queue import SimpleQueue
 
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Rows
+from emblema.served.measurements import LaneMeasurements
 from emblema.served.model_spec import ModelSpec
 from emblema.served.request_plan import RequestPlan, RequestPlanning, ServedRequest
 from emblema.served.settings import PluginSettings
@@ -64,6 +65,7 @@ class RequestLinks:
 
     def __init__(self, spec: ModelSpec, store: Store, settings: PluginSettings) -> None:
         self._planning = RequestPlanning(spec, store, settings.strategy, self._log_once)
+        self._measured = LaneMeasurements(store, settings.measured or spec.fingerprint)
         self._stager = RowStager(ShardStore(store))
         self._links: OrderedDict[str, RequestLink] = OrderedDict()
         self._numbers = count(1)
@@ -162,7 +164,7 @@ class RequestLinks:
         if refusal is not None:
             self._log_once(f"a request is computed plainly: {refusal}")
             return None
-        return self._planning.plan(request)
+        return self._planning.plan(request, measured=self._measured.of(request.store_salt))
 
     def _log_once(self, message: str) -> None:
         if message not in self._logged and len(self._logged) < REMEMBERED_LINKS:

@@ -1,15 +1,20 @@
-"""Chunks that are prefilled alone inside vLLM, on pages that are taken from its pool for that."""
+"""Chunks that are prefilled alone inside vLLM, beside what is scheduled, on pages that are taken from its pool."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from emblema.served.captures import CaptureQueue, ChunkCapture
 from emblema.served.idle_time import CAPTURES_AT_ONCE
+from emblema.served.request_plan import RequestPlan
+from emblema.vllm.batch_places import BatchPlaces
+from emblema.vllm.step_metadata import StepMetadata
 
 BESIDE_ROWS = 256
 """Rows that a step captures beside answers that are decoded."""
+POLLING_SECONDS = 0.005
+"""How long a step without work takes while something waits for idle time."""
 
 
 class BlockPool(Protocol):
@@ -23,16 +28,28 @@ class BlockPool(Protocol):
 
 
 class PageCaptures:
-    """What is being captured; for the scheduler's thread.
+    """What is being captured, in idle time or because requests wait for it; for the scheduler's thread.
 
     Args:
         queue: what is to be.
         workers: how many report that they are done with a chunk's pages.
         block_size: rows of a page.
+        most_rows: that a step may have.
+        together: whether engines step together, all or none with what their schedulers know of.
+        enabled: whether anything is captured.
     """
 
-    def __init__(self, queue: CaptureQueue, workers: int, block_size: int) -> None:
+    def __init__(
+        self,
+        queue: CaptureQueue,
+        workers: int,
+        block_size: int,
+        most_rows: int,
+        together: bool = False,
+        enabled: bool = True,
+    ) -> None:
         self.queue, self._workers, self._block_size = queue, workers, block_size
+        self._most_rows, self._together, self._enabled = most_rows, together, enabled
         self._pool: BlockPool | None = None
         # By chunk, its pages and how many workers are not done with them.
         self._running: dict[str, tuple[list[Any], int]] = {}
@@ -59,9 +76,59 @@ class PageCaptures:
         return bool(self._running)
 
     @property
-    def running_rows(self) -> int:
-        """Rows of the pages of chunks that are being prefilled."""
-        return sum(len(blocks) for blocks, _ in self._running.values()) * self._block_size
+    def pending(self) -> bool:
+        """Whether vLLM is to go on stepping for any of it."""
+        return not self._together and (self.waiting or self.running)
+
+    def capture(self, plan: RequestPlan, urgent: bool = False) -> None:
+        """Have what a prompt lacks prefilled alone, unless its request declines that.
+
+        Args:
+            plan: of the prompt.
+            urgent: whether its request waits for that.
+        """
+        if self._enabled and plan.request.options.get("capture", True) is True:
+            self.queue.request(plan, urgent)
+
+    def fill(
+        self,
+        step: StepMetadata,
+        scheduled: Mapping[str, tuple[int, int]],
+        places: BatchPlaces,
+        idle: bool,
+        waits: bool,
+        reads: bool,
+    ) -> StepMetadata:
+        """Return a step with what it captures beside what is scheduled.
+
+        Args:
+            step: the step.
+            scheduled: by request id, its first row and how many there are.
+            places: of the batch.
+            idle: whether no request is there.
+            waits: whether any has not been scheduled yet.
+            reads: whether anything is being read for one of these.
+        """
+        if self._together and not scheduled:
+            return step
+        self.queue.idle_time.look(time.monotonic())
+        step = replace(step, pressed=self.queue.idle_time.pressed)
+        left = self._most_rows - sum(count for _, count in scheduled.values())
+        slots = places.free if scheduled else places.unused
+        if self.urgent:
+            begun = tuple(self.begin(not scheduled))
+            own = sum(len(blocks) for blocks, _ in self._running.values()) * self._block_size
+            return replace(step, captures=begun, side_rows=min(left, own), side_slots=slots)
+        # Who waits though nothing is read for it waits for pages, which this work may have.
+        held_up = waits and self.running and not reads
+        if any(count > 1 for _, count in scheduled.values()) or (waits and not held_up):
+            return step
+        begun = () if waits else tuple(self.begin(idle))
+        if not scheduled and not self.running and self.waiting:
+            # Nothing else holds the engine up, which asks again at once.
+            time.sleep(POLLING_SECONDS)
+        rows = left if idle else min(left, BESIDE_ROWS)
+        return replace(step, captures=begun, side_rows=rows if self.running else 0, side_slots=slots)
 
     def begin(self, idle: bool) -> Sequence[ChunkCapture]:
         """Return the chunks whose prefill begins in this step, with pages.

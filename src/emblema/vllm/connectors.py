@@ -31,7 +31,6 @@ from emblema.vllm import attention, internals
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.captures import PageCaptures
 from emblema.vllm.encoder_connector import encoder_connector, encoder_output, hand_over
-from emblema.vllm.idle_work import IdleWork
 from emblema.vllm.kv_worker import Agree, KVWorker
 from emblema.vllm.media_digests import MediaDigests
 from emblema.vllm.packed_rows import PackedForward
@@ -41,8 +40,6 @@ from emblema.vllm.prompt_counts import LinkedCounters, LinkedStats, PromptCounts
 from emblema.vllm.prompt_reuse import PromptReuse
 from emblema.vllm.question_runs import QuestionRuns
 from emblema.vllm.serving import WORKER
-from emblema.vllm.shadow_canary import ShadowCanary
-from emblema.vllm.shadow_runs import AnswerNotes, ShadowRuns
 from emblema.vllm.side_rows import CaptureRuns, StagedPrompts
 from emblema.vllm.step_clock import StepClock
 from emblema.vllm.step_costs import StepCosts
@@ -76,7 +73,7 @@ class EmblemaConnector(KVConnectorBase_V1):
 
     Attributes:
         planner: on the scheduler's side; None on a worker's.
-        idle_work: on the scheduler's side.
+        captures: what is prefilled alone, on the scheduler's side.
         kv_worker: on a worker's side, once its pages are known; None where nothing can be linked.
 
     Raises:
@@ -93,7 +90,6 @@ class EmblemaConnector(KVConnectorBase_V1):
         if vllm_config.parallel_config.worker_cls != WORKER:
             raise EmblemaError(f"EmblemaConnector needs its own worker: set --worker-cls {WORKER} too.")
         self.planner: RequestPlanner | None = None
-        self.idle_work = IdleWork(None, None, 0, False)
         self.kv_worker: KVWorker | None = None
         self._make_worker: Callable[[Callable[[ModelSpec], Pages]], KVWorker] | None = None
         self._meter: StoreMeter | None = None
@@ -114,8 +110,6 @@ class EmblemaConnector(KVConnectorBase_V1):
         self._asleep = False
         self._question_runs: QuestionRuns | None = None
         self._make_readings: Callable[[Any], QuestionRuns] | None = None
-        self._shadow_runs: ShadowRuns | None = None
-        self._make_shadows: Callable[[Any], ShadowRuns] | None = None
         self._clock: StepClock | None = None
         scheduling = role == KVConnectorRole.SCHEDULER
         refusal, spec = internals.unfit(vllm_config, kv_cache_config), None
@@ -125,6 +119,18 @@ class EmblemaConnector(KVConnectorBase_V1):
                 spec = _model_spec(vllm_config, "cpu" if scheduling else None)
             except UnsupportedModelError as error:
                 refusal = str(error)
+        self.captures = PageCaptures(
+            CaptureQueue(
+                internals.solo_feature,
+                () if spec is None else spec.anchor,
+                int(vllm_config.model_config.max_model_len),
+            ),
+            vllm_config.parallel_config.world_size,
+            vllm_config.cache_config.block_size,
+            vllm_config.scheduler_config.max_num_batched_tokens,
+            internals.steps_together(vllm_config),
+            settings.capture,
+        )
         if scheduling:
             self._start_planner(settings, spec, refusal)
         elif spec is not None:
@@ -133,30 +139,21 @@ class EmblemaConnector(KVConnectorBase_V1):
     def _start_planner(self, settings: PluginSettings, spec: ModelSpec | None, refusal: str | None) -> None:
         """Make the scheduler's side; without a spec it has every prompt computed plainly."""
         config = self._config
-        block_size, workers = config.cache_config.block_size, config.parallel_config.world_size
         store = Store(settings.store, device_bytes=PLANNER_BYTES, settings=StoreSettings(device="cpu"))
         self._meter = StoreMeter(store, bytes=False)
-        planner = self.planner = RequestPlanner(
+        self.planner = RequestPlanner(
             spec,
             store,
             settings.strategy,
             settings.capture,
             self._places,
-            workers,
+            config.parallel_config.world_size,
             StepCosts() if settings.weigh else None,
             PromptReuse(bool(config.cache_config.enable_prefix_caching)),
             refusal,
             refusal or internals.unfit_to_read(config),
-            settings.policy,
+            measured=settings.measured,
         )
-        captures = canary = None
-        if settings.capture and spec is not None:
-            queue = CaptureQueue(internals.solo_feature, spec.anchor, int(config.model_config.max_model_len))
-            captures = PageCaptures(queue, workers, block_size)
-        if settings.policy.canary > 0 and planner.maker is not None and internals.unfit_to_compare(config) is None:
-            canary = ShadowCanary(planner.maker, workers, block_size, internals.shadow_prompt, internals.media_bytes)
-        most = config.scheduler_config.max_num_batched_tokens
-        self.idle_work = IdleWork(captures, canary, most, internals.steps_together(config))
 
     def _start_worker(self, settings: PluginSettings, spec: ModelSpec) -> None:
         """Make a worker's side, but for what needs its pages."""
@@ -194,16 +191,10 @@ class EmblemaConnector(KVConnectorBase_V1):
         def readings(model: Any) -> QuestionRuns:
             packing = PackedForward(model, layers, lambda: worker.pages, self._config.cache_config.block_size)
             positions = attention.PromptPositions(model)
-            return QuestionRuns(worker.spec.device, staged, packing, positions, give_encoding, answers)
-
-        def shadows(model: Any) -> ShadowRuns:
-            # Their rows lie side by side: no layer computes them apart.
-            seen = PackedForward(model, [], lambda: worker.pages, self._config.cache_config.block_size)
-            return ShadowRuns(staged, seen, answers, self._agree, give_encoding)
+            return QuestionRuns(worker.spec.device, staged, packing, positions, give_encoding)
 
         staged = StagedPrompts(worker.spec, worker.stager, lambda: worker.pages)
-        answers = AnswerNotes()
-        self._make_readings, self._make_shadows = readings, shadows
+        self._make_readings = readings
 
     @contextmanager
     def rewrites(self, output: Any, step: StepMetadata, model: Callable[[], Any]) -> Iterator[Any]:
@@ -220,17 +211,10 @@ class EmblemaConnector(KVConnectorBase_V1):
         for work, seconds in self._clock.take():
             self.kv_worker.observe_step(work, seconds)
         self.kv_worker.begin_step(step)
-        compared = step.shadow is not None or step.noted is not None
-        if compared and self._shadow_runs is None and self._make_shadows is not None:
-            self._shadow_runs = self._make_shadows(model())
-            self._rewriter.add_side(self._shadow_runs)
-        refused = self._asleep or self.kv_worker.stopped
-        if refused:
+        if self._asleep or self.kv_worker.stopped:
             self.kv_worker.give_up([*self._capture_runs.drop(), *step.captures])
         else:
             self._capture_runs.add(step.captures)
-        if self._shadow_runs is not None:
-            self._shadow_runs.begin_step(step, refused)
         self._clock.begin()
         if step.readings and self._question_runs is None and self._make_readings is not None:
             self._question_runs = self._make_readings(model())
@@ -247,8 +231,6 @@ class EmblemaConnector(KVConnectorBase_V1):
         self._asleep = asleep
         if self.kv_worker is not None:
             self.kv_worker.give_up(self._capture_runs.drop())
-        if self._shadow_runs is not None:
-            self._shadow_runs.drop()
 
     def forget_encodings(self) -> None:
         """Forget what the runner's encoder cache had, as it was emptied."""
@@ -267,8 +249,6 @@ class EmblemaConnector(KVConnectorBase_V1):
     def wait_for_save(self) -> None:
         if self._question_runs is not None:
             self._question_runs.settle()
-        if self._shadow_runs is not None:
-            self._shadow_runs.settle()
         message = self._get_connector_metadata()
         if self.kv_worker is not None and self._rewriter is not None and isinstance(message, StepMessage):
             self.kv_worker.save(message.step, self._capture_runs.finished)
@@ -285,8 +265,6 @@ class EmblemaConnector(KVConnectorBase_V1):
         report = None if self.kv_worker is None else self.kv_worker.take_report()
         if report is not None and self._question_runs is not None:
             report.questions, report.margins = self._question_runs.take_reports()
-        if report is not None and self._shadow_runs is not None:
-            report.shadows = self._shadow_runs.take_reports()
         return ReportMessage(report) if report else None
 
     def shutdown(self) -> None:
@@ -309,11 +287,11 @@ class EmblemaConnector(KVConnectorBase_V1):
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         # Rows to which vLLM gives one name in its prefix cache.
         self._hash_block_size = gpu_block_pool.hash_block_size
-        self.idle_work.bind_pool(gpu_block_pool)
+        self.captures.bind_pool(gpu_block_pool)
 
     def on_new_request(self, request: Any) -> None:
         if self._requests:
-            self.idle_work.idle_time.arrive(time.monotonic())
+            self.captures.queue.idle_time.arrive(time.monotonic())
         self._requests[request.request_id] = request
         self._waiting.add(request.request_id)
         self._planner.announce(request.request_id, partial(internals.describe_request, request, self._shown))
@@ -354,7 +332,7 @@ class EmblemaConnector(KVConnectorBase_V1):
         self._places.follow(scheduled, {*told.ended, *told.preempted})
         self._waiting -= scheduled.keys()
         self._waiting |= told.preempted & self._requests.keys()
-        quiet, alone = not self._waiting, len(scheduled) == 1 and not self.idle_work.idle_time.pressed
+        quiet, alone = not self._waiting, len(scheduled) == 1 and not self.captures.queue.idle_time.pressed
         step = self._planner.step_metadata(scheduled, self._blocks_of, quiet, alone)
         linked = {load.request_id for load in step.loads}
         # The runner leaves pictures out of a linked request's whose rows it takes.
@@ -369,15 +347,15 @@ class EmblemaConnector(KVConnectorBase_V1):
             plan = self._planner.get(name)
             if plan is not None and name in self._requests:
                 internals.count_cached(self._requests[name], plan.linked)
-                self.idle_work.capture(plan)
+                self.captures.capture(plan)
         for plan in self._planner.take_wanted():
-            self.idle_work.capture(plan, urgent=True)
-        step = self.idle_work.fill(
+            self.captures.capture(plan, urgent=True)
+        step = self.captures.fill(
             step, scheduled, self._places, not self._requests, bool(self._waiting), self._planner.reads
         )
         most = self._config.scheduler_config.max_num_batched_tokens
         left = most - sum(count for _, count in scheduled.values())
-        if self.idle_work.urgent:
+        if self.captures.urgent:
             left -= step.side_rows
         rows, slots = self._planner.readings.room(left, most)
         if slots:
@@ -386,13 +364,13 @@ class EmblemaConnector(KVConnectorBase_V1):
 
     def has_pending_push_work(self) -> bool:
         """Return whether anything is to be done in idle time; vLLM goes on stepping as long as it is."""
-        return self.idle_work.pending
+        return self.captures.pending
 
     def update_connector_output(self, connector_output: Any) -> None:
         message = connector_output.kv_connector_worker_meta
         if isinstance(message, ReportMessage):
             self._planner.note(message.report)
-            self.idle_work.note(message.report)
+            self.captures.finish(message.report.captured)
         for name in connector_output.finished_recving or ():
             self._planner.readings.end(name, stands=name not in connector_output.failed_recving)
 
@@ -402,8 +380,7 @@ class EmblemaConnector(KVConnectorBase_V1):
     def get_kv_connector_stats(self) -> LinkedStats | None:
         told = {} if self._meter is None else self._meter.take()
         if self.planner is not None:
-            counted = asdict(self.planner.take_counts()), self._prompts.take(), self.idle_work.take_counts()
-            return joined((*counted, told))
+            return joined((asdict(self.planner.take_counts()), self._prompts.take(), told))
         dropped = 0 if self.kv_worker is None else self.kv_worker.keeper.take_dropped()
         encodings = encoder_connector()
         handed = 0 if encodings is None else encodings.take_count()
@@ -429,7 +406,6 @@ class EmblemaConnector(KVConnectorBase_V1):
         # What is shown by the service itself is nobody's prompt.
         if "pieces" not in (report or {}):
             self._prompts.note(plan, report)
-            self.idle_work.consider(name, plan)
         return False, None if report is None else {"emblema": report}
 
 

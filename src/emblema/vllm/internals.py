@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 from vllm.config import CUDAGraphMode
 from vllm.multimodal.inputs import PlaceholderRange
 from vllm.platforms import current_platform
@@ -173,12 +172,6 @@ def picture_names(request: Any, indices: Sequence[int]) -> list[str]:
     return [request.mm_features[index].identifier for index in indices]
 
 
-def media_bytes(request: Any) -> int:
-    """Return how many bytes the encoder is given of a request's media."""
-    elements = [element.data for feature in request.mm_features if feature.data for element in feature.data.values()]
-    return sum(int(data.nbytes) for data in elements if isinstance(data, Tensor))
-
-
 def placed_feature(feature: Any, name: str) -> PlacedFeature:
     """Return media of a request under a name of their own."""
     place = feature.mm_position
@@ -191,31 +184,16 @@ def vllm_feature(placed: PlacedFeature) -> Any:
     return replace(placed.source, identifier=placed.name, mm_position=position)
 
 
-def side_prompt(request: Any, blocks: Sequence[int], name: str, more: Sequence[int] = ()) -> SidePrompt:
-    """Return a request's prompt for rows beside what is scheduled.
+def reading_prompt(request: Any, blocks: Any) -> SidePrompt:
+    """Return a request's prompt on the pages that vLLM allocated for it.
 
     Its pictures have names of their own, so that what is put into the encoder cache for them is nobody else's.
-
-    Args:
-        request: vLLM's.
-        blocks: the pages that its rows are computed in.
-        name: the pictures' names begin with it.
-        more: token ids behind the prompt's: a prompt that is not complete gives no token.
     """
+    name = request.request_id
     features = (
         placed_feature(feature, f"{name}\0picture-{index}") for index, feature in enumerate(request.mm_features)
     )
-    return SidePrompt([*request.prompt_token_ids, *more], tuple(features), tuple(blocks))
-
-
-def shadow_prompt(request: Any, blocks: Sequence[int], name: str) -> SidePrompt:
-    """Return an answered request's prompt with a token more than it had."""
-    return side_prompt(request, blocks, name, [0])
-
-
-def reading_prompt(request: Any, blocks: Any) -> SidePrompt:
-    """Return a request's prompt on the pages that vLLM allocated for it."""
-    return side_prompt(request, blocks.get_block_ids()[0], request.request_id)
+    return SidePrompt(list(request.prompt_token_ids), tuple(features), tuple(blocks.get_block_ids()[0]))
 
 
 def virtual_request(prompt: SidePrompt, name: str, start: int) -> NewRequestData:
@@ -402,11 +380,6 @@ def unfit_to_read(config: Any) -> str | None:
         return "pages of 8 bits were not tried with it"
     if config.model_config.is_mm_prefix_lm:
         return "rows of a picture attend rows behind them"
-    return unfit_to_compare(config)
-
-
-def unfit_to_compare(config: Any) -> str | None:
-    """Return why the logits of prompts that nobody asked for are not known here; None if they are."""
     if config.compilation_config.cudagraph_mode.mixed_mode() == CUDAGraphMode.FULL:
         return "whole forwards are replayed as graphs here, so that nothing tells what a question attends"
     if config.parallel_config.pipeline_parallel_size > 1:

@@ -19,7 +19,6 @@ SAME = {
     "vllm:emblema_fallbacks": "emblema_fallbacks",
     "vllm:emblema_store_events": "emblema_store_events",
     "vllm:emblema_store_bytes": "emblema_store_bytes",
-    "vllm:emblema_canary_kl": "emblema_canary_kl",
 }
 """Metrics that tell the same fact, by vLLM's name."""
 _ENDS = ("_total", "_bucket", "_count", "_sum")

@@ -111,8 +111,7 @@ class PackedRows:
         rows: [rows] int64, their numbers in the prompt, in order.
         first: row that the first of them is in the virtual request's own prompt; all pages from there on are no other
             request's.
-        positions: [axes, rows] or [rows] int64; None where the rows lie side by side, from `first` on, and no more is
-            asked for than the logits of the last of them.
+        positions: [axes, rows] or [rows] int64.
         question: takes what those of its rows attend that are among them; None where that is not noted.
         place: the first of the rows in the batch, once that is known.
         in_runs: whether the backend's kernel attends what they attend.
@@ -125,7 +124,7 @@ class PackedRows:
     blocks: Sequence[int]
     rows: Tensor
     first: int
-    positions: Tensor | None
+    positions: Tensor
     question: NotedQuestion | None = None
     place: int | None = field(default=None, init=False)
     in_runs: bool = field(default=False, init=False)
@@ -241,7 +240,7 @@ class PackedForward:
 
         for pack in self._packs:
             self._guarded(pack, lambda pack=pack: self._place(pack, *context(), named["positions"]))  # type: ignore[misc]
-        packs = [pack for pack in self._packs if not pack.failed and pack.attended is not None]
+        packs = [pack for pack in self._packs if not pack.failed]
         if packs:
             try:
                 self._split(packs)
@@ -264,17 +263,14 @@ class PackedForward:
             raise EmblemaError(self._refusal)
         count, pages = len(pack.rows), self._pages()
         begin = find(pack.blocks, (pack.first, pack.first + count))
-        if pack.positions is not None:
-            own = slice(begin, begin + count)
-            if positions[..., own].shape != pack.positions.shape:
-                raise EmblemaError(
-                    f"the model takes positions {tuple(positions.shape)}, not {pack.positions.dim()} axes"
-                )
-            reached = pages.slots(pack.blocks, pack.stop)
-            pack.attended = pages.locate_prompt(pack.blocks, pack.stop)
-            positions[..., own] = pack.positions.to(positions)
-            for each in slots:
-                each[own] = reached[pack.rows].to(each)
+        own = slice(begin, begin + count)
+        if positions[..., own].shape != pack.positions.shape:
+            raise EmblemaError(f"the model takes positions {tuple(positions.shape)}, not {pack.positions.dim()} axes")
+        reached = pages.slots(pack.blocks, pack.stop)
+        pack.attended = pages.locate_prompt(pack.blocks, pack.stop)
+        positions[..., own] = pack.positions.to(positions)
+        for each in slots:
+            each[own] = reached[pack.rows].to(each)
         pack.place = begin
 
     def _attending(self, layer: int) -> Callable[[Any, Any, int, float], None]:

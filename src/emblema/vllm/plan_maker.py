@@ -6,20 +6,17 @@ from dataclasses import replace
 from functools import partial
 
 from emblema.latest import LatestDict
-from emblema.link.lanes import Lane, Lanes, LaneVerdict, Trial
-from emblema.link.policy.fidelity import MeasuredLanes
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import Prompt
+from emblema.served.measurements import LaneMeasurements
 from emblema.served.model_spec import ModelSpec
-from emblema.served.request_plan import RequestPlan, RequestPlanning, ServedRequest
+from emblema.served.request_plan import RequestPlan, RequestPlanning
 from emblema.served.work_thread import WorkThread
 from emblema.store import Store
-from emblema.vllm.lane_ledgers import LaneLedgers
 from emblema.vllm.pending_plan import PendingPlan
 from emblema.vllm.picture_sightings import PictureSightings
 from emblema.vllm.prompt_reuse import PromptReuse
 from emblema.vllm.step_costs import PromptCosts, StepCosts
-from emblema.vllm.step_metadata import ShadowOutcome
 
 _log = logging.getLogger(__name__)
 REMEMBERED_NAMES = 2**16
@@ -41,6 +38,7 @@ class PlanMaker:
         policy: the bounds of `auto`.
         unsure: share of prompts that were computed in full after they were read.
         log_once: logs a line, once.
+        measured: the model in whose name lanes were measured; empty for `spec`'s.
 
     Attributes:
         memory: what is known of the store.
@@ -59,16 +57,17 @@ class PlanMaker:
         policy: Policy,
         unsure: Callable[[Prompt], float],
         log_once: Callable[[str], None],
+        measured: str = "",
     ) -> None:
         self._planning = RequestPlanning(spec, store, strategy, log_once, policy, second_pass)
         self._forms, self._costs, self._reuse, self.policy = forms, costs, reuse, policy
         self._unsure, self._log_once = unsure, log_once
         self.memory = self._planning.memory
-        self._ledgers = LaneLedgers(store)
+        self._measured = LaneMeasurements(store, measured or spec.fingerprint)
         # By vLLM's name of a picture, the digest of what was shown under it; empty where that was not always the same.
         self._names: LatestDict[str, str] = LatestDict(REMEMBERED_NAMES)
         self._sightings = PictureSightings()
-        self._thread = WorkThread("emblema-plan", "a prompt was not compared")
+        self._thread = WorkThread("emblema-plan", "a request could not be planned")
 
     def close(self) -> None:
         """End the thread."""
@@ -78,10 +77,6 @@ class PlanMaker:
         """Have a plan made; `pending.done` is set once it is there."""
         self._thread.put(partial(self._plan, pending))
 
-    def do(self, work: Callable[[], None]) -> None:
-        """Have something done on the thread once the plans are made that were begun."""
-        self._thread.put(work)
-
     def _plan(self, pending: PendingPlan) -> None:
         try:
             pending.plan = self._make_plan(pending)
@@ -89,21 +84,6 @@ class PlanMaker:
             # No error of a plan may end the server: the request is computed.
             _log.exception("emblema: a request is computed plainly, as it could not be planned")
         pending.done.set()
-
-    def plan_trial(self, request: ServedRequest, trial: Trial) -> RequestPlan | None:
-        """Plan a prompt with a lane that is closed; None where it is open, or the prompt cannot be linked by it."""
-        measured = self._measured(request.store_salt)
-        if measured.verdict(trial.kind, trial.lane, self.policy).open:
-            return None
-        return self._planning.plan_trial(request, trial, measured)
-
-    def record(self, salt: bytes, lanes: Lanes, outcome: ShadowOutcome, accepted: bool) -> None:
-        """Keep what a comparison showed of a tenant's lanes, and whether the answer stood or would have."""
-        self._ledgers.record(salt, self._planning.spec.fingerprint, lanes, outcome, self.policy, accepted)
-
-    def is_certified(self, salt: bytes, lanes: Lanes) -> bool:
-        """Return whether all of a tenant's lanes have a certificate, as far as is known here; any thread may ask."""
-        return self._ledgers.is_certified(salt, self._planning.spec.fingerprint, lanes)
 
     def _make_plan(self, pending: PendingPlan) -> RequestPlan | None:
         request = pending.request.checked()
@@ -121,7 +101,7 @@ class PlanMaker:
         costs = self.costs(salt, pending.trying)
         if captures:
             costs = replace(costs, sightings=self._sightings.mean(salt))
-        plan = self._planning.plan(request, costs, self._measured(salt))
+        plan = self._planning.plan(request, costs, self._measured.of(salt))
         plan.trying = pending.trying
         if first:
             self._sightings.observe(salt, (chunk.id for _, chunk in plan.prompt.chunk_segments))
@@ -132,23 +112,6 @@ class PlanMaker:
     def costs(self, salt: bytes, trying: bool) -> PromptCosts:
         """Return what linking is expected to cost a tenant's prompt, as far as is known now; any thread may ask."""
         return PromptCosts(self._costs, self._reuse.uses(salt), self._unsure, trying=trying)
-
-    def _measured(self, salt: bytes) -> MeasuredLanes:
-        """Return what was measured of a tenant's lanes.
-
-        An answer over patches is not held back here until it is known how sure it is: a lane is closed whose
-        certificate asks for a margin.
-        """
-        log, model = self._ledgers.of(salt), self._planning.spec.fingerprint
-        measured = log.measured(model)
-
-        def verdict(kind: str, lane: Lane, bounds: Policy) -> LaneVerdict:
-            known, own = measured.verdict(kind, lane, bounds), [(kind, lane)]
-            if lane is Lane.PATCH and log.is_certified(model, own) and log.least_margin(model, own, bounds) > 0:
-                return LaneVerdict(False, f"not all answers keep the bound; {known.reason}")
-            return known
-
-        return replace(measured, verdict=verdict)
 
     def _is_name_of(self, identifier: str, digest: str) -> bool:
         """Return whether all that was shown under a name was the same, as far as is remembered.

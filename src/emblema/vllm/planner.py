@@ -75,6 +75,7 @@ class RequestPlanner:
         refusal: why there is no spec, for the log.
         second_pass: why no plan with a second pass can be carried out; None where it can.
         policy: the bounds of `auto`.
+        measured: the model in whose name the embedded engine measured lanes; empty for the served one's own.
 
     Attributes:
         maker: makes the plans; None without a spec.
@@ -94,6 +95,7 @@ class RequestPlanner:
         refusal: str | None = None,
         second_pass: str | None = NOT_READY,
         policy: Policy | None = None,
+        measured: str = "",
     ) -> None:
         self.spec = spec
         self.costs, self._reuse = costs, reuse or PromptReuse(shared=True)
@@ -113,6 +115,7 @@ class RequestPlanner:
                 self.policy,
                 self.readings.unsure_share,
                 self._log_once,
+                measured,
             )
         self._pending: dict[str, PendingPlan] = {}
         # A plan that was not made in time: while it is not done, no other request waits for the store.
@@ -373,7 +376,6 @@ class RequestPlanner:
             if load is not None:
                 loads.append(load)
             if last:
-                plan.complete = True
                 self._places.settle(request_id)
             if plan.needs and quiet and self._forms and last:
                 salt, pages = plan.request.store_salt, blocks(request_id)

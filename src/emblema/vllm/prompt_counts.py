@@ -27,14 +27,10 @@ LABELLED = {
     "hits": ("lane", "Prompts of which rows were taken, by lane."),
     "prompt_rows": ("source", "Rows of prompts, by where from."),
     "store_events": ("event", "What the store has done."),
-    "canary": ("what", "Prompts compared with full prefill, those given up, and rows computed for that."),
 }
 BYTES = "store_bytes"
-HELD = {
-    "store_bytes": (("tier",), "Bytes kept, by tier."),
-    "canary_kl": (("kind", "lane"), "Mean divergence by lane, in nats."),
-}
-"""What is so now, with its labels."""
+HELD = {"store_bytes": ("tier", "Bytes kept, by tier.")}
+"""What is so now, with its label."""
 _LOOKING_SHARE = 0.01
 """Share of the time in which a store is looked at."""
 AWAY_SECONDS = 10.0
@@ -112,7 +108,7 @@ class StoreMeter:
 class LinkedStats(KVConnectorStats):
     """What was done since the last report.
 
-    By the names of `COUNTERS`; those of `LABELLED` and `HELD` with their labels' values after spaces.
+    By the names of `COUNTERS`; those of `LABELLED` and `HELD` with their label's value after a space.
     """
 
     def reset(self) -> None:
@@ -143,8 +139,8 @@ class LinkedCounters(KVConnectorPromMetrics):
             for name, (label, words) in LABELLED.items()
         }
         self._held = {
-            name: self._gauge_cls(name=f"vllm:emblema_{name}", documentation=words, labelnames=[*labelnames, *labels])
-            for name, (labels, words) in HELD.items()
+            name: self._gauge_cls(name=f"vllm:emblema_{name}", documentation=words, labelnames=[*labelnames, label])
+            for name, (label, words) in HELD.items()
         }
         self._lanes: set[str] = set()
         known = {"prompt_rows": ("taken", "patched"), "store_events": get_args(CounterName), BYTES: TIERS}
@@ -159,7 +155,7 @@ class LinkedCounters(KVConnectorPromMetrics):
             if not label:
                 self._counters[name].labels(*values).inc(count)
             elif name in HELD:
-                self._held[name].labels(*values, *label.split(" ")).set(count)
+                self._held[name].labels(*values, label).set(count)
             else:
                 shown = self._lane(label) if LABELLED[name][0] == "lane" else label
                 self._labelled[name].labels(*values, shown).inc(count)

@@ -18,7 +18,6 @@ from emblema.link.second_pass import margin_of, spanned_rows
 from emblema.vllm.attention import PromptPositions
 from emblema.vllm.packed_rows import NotedQuestion, PackedForward, PackedRows, packed_prompt
 from emblema.vllm.readings import QueryReading, ReadingPhase
-from emblema.vllm.shadow_runs import AnswerNotes
 from emblema.vllm.side_rows import SideRun, StagedPrompts
 from emblema.vllm.step_metadata import QuestionReport, ReadingOrder, StepMetadata
 
@@ -59,7 +58,6 @@ class QuestionRuns:
         packing: has its model compute packed rows.
         positions: of prompts.
         hand_over: gives an encoder output to the runner before this step's forward; None where nothing takes it.
-        answers: keeps the logits of answers that were read.
     """
 
     def __init__(
@@ -69,10 +67,9 @@ class QuestionRuns:
         packing: PackedForward,
         positions: PromptPositions,
         hand_over: Callable[[str, Tensor], None] | None,
-        answers: AnswerNotes,
     ) -> None:
         self._device, self._staged = device, staged
-        self._packing, self._positions, self._hand_over, self._answers = packing, positions, hand_over, answers
+        self._packing, self._positions, self._hand_over = packing, positions, hand_over
         self._under_way: dict[str, Reading] = {}
         self._count = self._rows = 0
         self._finished: set[str] = set()
@@ -181,7 +178,6 @@ class QuestionRuns:
         if logits is None:
             raise EmblemaError("the answer of a reading was not seen")
         margin = margin_of(logits)
-        self._answers.note(reading.order.request_id, logits)
         self._margins[reading.order.request_id] = margin
         reading.lost |= margin < reading.order.least_margin
 

@@ -208,7 +208,7 @@ class QuestionReader:
                 self._stood.append(stands)
             chosen = sum(stop - start for start, stop in state.chosen)
             if stands:
-                plan.linked, plan.repeated = state.taken - chosen, state.again.question_rows
+                plan.linked = state.taken - chosen
             elif plan.margin is None:
                 plan.decline(LOST)
             else:

@@ -138,63 +138,6 @@ class QuestionReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ShadowOrder:
-    """A comparison that begins: an answered prompt is linked and computed in full, on pages that no request has.
-
-    Attributes:
-        number: of the order; never one of a `StagingOrder` of a request.
-        name: by which what it takes is staged.
-        prompt: it, with a token more than is computed, so that no token is sampled; its pictures have names of their
-            own.
-        tokens: rows of the prompt.
-        taken, computed: rows of the linked prompt.
-        noted: a request whose logits were noted in place of linking its prompt again; empty for none.
-    """
-
-    number: int
-    name: str
-    prompt: SidePrompt
-    tokens: int
-    taken: tuple[Rows, ...] = ()
-    computed: tuple[Rows, ...] = ()
-    noted: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ShadowOutcome:
-    """What a comparison showed.
-
-    Attributes:
-        kl: divergence of the linked prompt's first token from full prefill's, in nats.
-        agrees: whether the likeliest token is the same.
-        margin: by how much the probabilities of the linked prompt's two likeliest tokens differ.
-        rows: how many rows were computed.
-    """
-
-    kl: float
-    agrees: bool
-    margin: float
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShadowReport:
-    """That some workers are done with a comparison's pages.
-
-    Attributes:
-        workers: how many.
-        outcome: what it showed; None where one of them could not say.
-    """
-
-    workers: int
-    outcome: ShadowOutcome | None
-
-    def joined(self, other: "ShadowReport") -> "ShadowReport":
-        """Return the report of all of the workers; each of them sees all logits."""
-        return ShadowReport(self.workers + other.workers, None if other.outcome is None else self.outcome)
-
-
-@dataclass(frozen=True, slots=True)
 class StepMetadata:
     """All work of one step beside vLLM's own.
 
@@ -209,9 +152,6 @@ class StepMetadata:
         patches: what to read after it.
         computes: whether it has any rows.
         pressed: whether requests come so densely that nothing is to be kept beside them.
-        shadow: a comparison that begins.
-        shadows_ended: numbers of comparisons that are given up.
-        noted: a request that was read, whose logits are to be kept for a comparison; None for none.
     """
 
     stagings: tuple[StagingOrder, ...] = ()
@@ -226,9 +166,6 @@ class StepMetadata:
     patches: tuple[PatchCapture, ...] = ()
     computes: bool = True
     pressed: bool = False
-    shadow: ShadowOrder | None = None
-    shadows_ended: tuple[int, ...] = ()
-    noted: str | None = None
 
 
 @dataclass(slots=True)
@@ -245,7 +182,6 @@ class WorkerReport:
         margins: of readings that ended, by request, as one worker saw it: by how much the probabilities of the two
             likeliest first tokens differ.
         steps: what earlier steps did, and the seconds that they took on one worker.
-        shadows: comparisons that workers are done with, by their numbers.
     """
 
     staged: dict[int, int] = field(default_factory=dict)
@@ -256,7 +192,6 @@ class WorkerReport:
     questions: dict[str, QuestionReport] = field(default_factory=dict)
     margins: dict[str, float] = field(default_factory=dict)
     steps: list[tuple[StepWork, float]] = field(default_factory=list)
-    shadows: dict[int, ShadowReport] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return self != WorkerReport()
@@ -276,7 +211,6 @@ class WorkerReport:
             _joined(self.questions, other.questions),
             other.margins | self.margins,
             self.steps or other.steps,
-            _joined(self.shadows, other.shadows),
         )
 
 
