@@ -239,7 +239,7 @@ import sys
 from pathlib import Path
 from emblema.library.listings import Listings
 catalogue = Listings(Path(sys.argv[1]))
-print(catalogue.hold(sys.argv[2], sys.argv[3], "holder"), flush=True)
+print(catalogue.hold(sys.argv[2], sys.argv[3]).version, flush=True)
 sys.stdin.read()
 """
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from emblema.errors import StoreError
 from emblema.library.items import Listing, SourceNote
-from emblema.library.listings import Listings, is_running, this_process
+from emblema.library.listings import EndedItems, Listings, VersionHold, is_running, this_process
 
 SCOPE, LIBRARY = "scope", "files"
 
@@ -54,30 +54,47 @@ def test_an_entry_reads_what_it_wrote() -> None:
 def test_every_held_version_stays_and_every_other_goes(changes: list, data: st.DataObject) -> None:
     catalogue = Listings()
     versions: list[dict[str, Listing]] = [{}]
-    held: dict[int, str] = {}
+    held: dict[int, VersionHold] = {}
     for put, remove in changes:
         entries = {name: entry(name, number) for name, number in put.items()}
         gone = [name for name in sorted(remove) if name not in put]
         assert catalogue.change(SCOPE, LIBRARY, entries, gone) == len(versions)
         versions.append({name: one for name, one in {**versions[-1], **entries}.items() if name not in gone})
         if data.draw(st.booleans()):
-            version = catalogue.hold(SCOPE, LIBRARY, f"holder {len(versions)}")
-            held[version] = f"holder {len(versions)}"
+            hold = catalogue.hold(SCOPE, LIBRARY)
+            held[hold.version] = hold
         if held and data.draw(st.booleans()):
-            version = data.draw(st.sampled_from(sorted(held)))
-            catalogue.release(SCOPE, LIBRARY, version, held.pop(version))
-        chunks, _ = catalogue.collect(SCOPE, LIBRARY)
+            catalogue.release(held.pop(data.draw(st.sampled_from(sorted(held)))))
+        ended = catalogue.ended(SCOPE, LIBRARY)
         oldest = min(held, default=len(versions) - 1)
         needed = {chunk for version in versions[oldest:] for one in version.values() for chunk in one.chunks}
-        assert not needed & set(chunks)
+        assert not needed & set(ended.chunks)
+        if data.draw(st.booleans()):
+            catalogue.forget(SCOPE, ended, {*ended.chunks, *ended.sources})
         for version in {*held, len(versions) - 1}:
             assert catalogue.entries(SCOPE, LIBRARY, version) == versions[version]
-    for version, holder in held.items():
-        catalogue.release(SCOPE, LIBRARY, version, holder)
-    catalogue.collect(SCOPE, LIBRARY)
+    for hold in held.values():
+        catalogue.release(hold)
+    ended = catalogue.ended(SCOPE, LIBRARY)
+    catalogue.forget(SCOPE, ended, {*ended.chunks, *ended.sources})
     named = {one.id for one in versions[-1].values()}
     assert catalogue.named(SCOPE, [f"{number:064x}" for number in range(6)]) == named
     assert set(catalogue.sources(SCOPE)) == {one.source.digest for one in versions[-1].values() if one.source}
+
+
+def test_an_item_is_ending_until_all_of_it_is_deleted() -> None:
+    catalogue = Listings()
+    catalogue.change(SCOPE, LIBRARY, {"a": entry("a", 1)})
+    catalogue.change(SCOPE, LIBRARY, {}, ["a"])
+    ended = catalogue.ended(SCOPE, LIBRARY)
+    catalogue.forget(SCOPE, ended, ended.sources)
+    assert catalogue.is_ending(SCOPE, LIBRARY, "a") and catalogue.sources(SCOPE) == {}
+    assert catalogue.ended(SCOPE, LIBRARY) == EndedItems(ended.numbers, ended.chunks)
+    catalogue.change(SCOPE, LIBRARY, {"b": entry("b", 1)})
+    kept = catalogue.ended(SCOPE, LIBRARY)
+    assert kept.numbers and not kept.chunks and not kept.sources, "another item names it now"
+    catalogue.forget(SCOPE, kept, ())
+    assert not catalogue.is_ending(SCOPE, LIBRARY, "a") and catalogue.entry(SCOPE, LIBRARY, "b") == entry("b", 1)
 
 
 def test_scopes_and_libraries_are_apart() -> None:
@@ -88,7 +105,7 @@ def test_scopes_and_libraries_are_apart() -> None:
         assert catalogue.entry(scope, library, "a") is None
     catalogue.change("other", LIBRARY, {"a": entry("a", 1)})
     catalogue.change("other", LIBRARY, {}, ["a"])
-    assert catalogue.collect("other", LIBRARY)[0] == [f"{1:064x}"] and catalogue.named(SCOPE, [f"{1:064x}"])
+    assert catalogue.ended("other", LIBRARY).chunks == (f"{1:064x}",) and catalogue.named(SCOPE, [f"{1:064x}"])
 
 
 def test_a_fresh_name_is_only_put_once() -> None:
@@ -120,7 +137,7 @@ def closed(path: Path, count: int = 30) -> dict[str, Listing]:
     catalogue = Listings(path.parent)
     entries = {f"name {number}": entry(f"name {number}", number) for number in range(count)}
     catalogue.change(SCOPE, LIBRARY, entries)
-    catalogue.close()
+    catalogue.catalogue.close()
     return entries
 
 
@@ -156,7 +173,7 @@ def test_damage_never_gives_a_wrong_entry(tmp_path: Path, cases: int) -> None:
         kept += len(found)
         catalogue.change(SCOPE, LIBRARY, {"new": entry("new", 99)})
         assert catalogue.entry(SCOPE, LIBRARY, "new") == entry("new", 99)
-        catalogue.close()
+        catalogue.catalogue.close()
     assert kept > cases * 30 / 4
 
 
@@ -180,7 +197,7 @@ def test_a_damaged_version_is_told_by_the_rows(tmp_path: Path) -> None:
         rows.close()
         catalogue = Listings(path.parent)
         assert catalogue.version(SCOPE, LIBRARY) == 1 and catalogue.entries(SCOPE, LIBRARY) == entries
-        catalogue.close()
+        catalogue.catalogue.close()
 
 
 def test_a_file_that_is_no_catalogue_is_set_aside(tmp_path: Path) -> None:
@@ -189,7 +206,7 @@ def test_a_file_that_is_no_catalogue_is_set_aside(tmp_path: Path) -> None:
         path.write_bytes(content)
         catalogue = Listings(path.parent)
         assert catalogue.entries(SCOPE, LIBRARY) == {}
-        catalogue.close()
+        catalogue.catalogue.close()
     path.unlink()
     with sqlite3.connect(path) as rows:
         rows.execute("CREATE TABLE items (a)")
@@ -225,7 +242,7 @@ for number, path in enumerate(paths):
     damaged += catalogue.damaged
     catalogue.change("scope", "files", {}, [f"name {len(own.name)}"])
     print(len(catalogue.entries("scope", "files")), flush=True)
-    catalogue.close()
+    catalogue.catalogue.close()
 print(damaged)
 """
 
@@ -254,7 +271,7 @@ def test_two_processes_that_mend_at_once_lose_nothing(tmp_path: Path) -> None:
         catalogue = Listings(path.parent)
         left = {name: one for name, one in expected.items() if name not in ("name 1", "name 2")}
         assert catalogue.entries(SCOPE, LIBRARY) == left and catalogue.damaged == 0
-        catalogue.close()
+        catalogue.catalogue.close()
 
 
 def test_who_has_it_open_follows_to_the_mended_file(tmp_path: Path) -> None:
@@ -268,9 +285,9 @@ def test_who_has_it_open_follows_to_the_mended_file(tmp_path: Path) -> None:
     second.change(SCOPE, LIBRARY, entries)
     first.change(SCOPE, LIBRARY, {"new": entry("new", 99)})
     assert set(second.entries(SCOPE, LIBRARY)) == {*entries, "new"} == set(first.entries(SCOPE, LIBRARY))
-    first.close()
-    first.close()
-    second.close()
+    first.catalogue.close()
+    first.catalogue.close()
+    second.catalogue.close()
 
 
 @pytest.mark.parametrize("case", ["folder", "link"])
@@ -282,7 +299,7 @@ def test_what_is_no_plain_file_makes_way(tmp_path: Path, case: str) -> None:
     catalogue = Listings(tmp_path)
     catalogue.change(SCOPE, LIBRARY, {"a": entry("a")})
     assert path.is_file() and not path.is_symlink() and len(list(tmp_path.glob("*/mine"))) == 1
-    catalogue.close()
+    catalogue.catalogue.close()
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
@@ -300,12 +317,12 @@ def test_the_file_of_an_earlier_version_is_taken_over_once(tmp_path: Path) -> No
         catalogue = Listings(tmp_path)
         assert catalogue.entries(SCOPE, LIBRARY) == entries and catalogue.version(SCOPE, LIBRARY) == 1
         assert catalogue.damaged == 0 and not list(tmp_path.glob("library.sqlite*"))
-        catalogue.close()
+        catalogue.catalogue.close()
 
 
 def test_a_closed_catalogue_says_so(tmp_path: Path) -> None:
     catalogue = Listings(tmp_path)
-    catalogue.close()
+    catalogue.catalogue.close()
     with pytest.raises(StoreError, match="closed"):
         catalogue.version(SCOPE, LIBRARY)
 

@@ -61,4 +61,4 @@ def test_libraries_are_read_where_nothing_can_be_written(disk: Path, crashed: bo
         with pytest.raises(StoreError, match="cannot be written"):
             act()
     assert list(files) == ["one"] and list(reader) == ["ritz"] and files["one"].id in bench.view
-    libraries.listings.close()
+    libraries.close()

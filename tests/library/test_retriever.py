@@ -136,7 +136,7 @@ def test_vectors_that_are_gone_are_made_again(tmp_path: Path, how: str) -> None:
         landmarks = Landmarks()
         files = StaticLibrary(libraries, bench.tenant, landmarks)
         assert files.search("word3", 1)[0].name == "photo 3" and len(landmarks.embedded) == 5
-        assert libraries.statistics.damaged_indexes == (0 if how == "lost" else 5)
+        assert libraries.indexes.damaged == (0 if how == "lost" else 5)
         assert files.search("word2", 1)[0].name == "photo 2" and len(landmarks.embedded) == 5
 
 

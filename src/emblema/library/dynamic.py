@@ -1,6 +1,5 @@
 """The administrator's reference collections: changed as a whole or item by item, each change a new version."""
 
-import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -9,8 +8,9 @@ from typing import Any, Self
 from emblema.errors import StoreError
 from emblema.library.embedders import Embedder
 from emblema.library.items import ChunkOrClip, Hit, LibraryItem, Listing, checked_name
-from emblema.library.libraries import Libraries, VersionHold
+from emblema.library.libraries import Libraries
 from emblema.library.library import Library, chunk_ids
+from emblema.library.listings import VersionHold
 from emblema.library.standing_orders import StandingOrders
 from emblema.library.tenant_model import TenantModel
 from emblema.store.record import SHARED
@@ -137,11 +137,11 @@ class DynamicLibrary:
     def snapshot(self) -> Snapshot:
         """Return the collection as it is now; close it at the end of the request, or use it in a `with`."""
         self._libraries.release_dropped()
-        scope, holder = self._library.scope, uuid.uuid4().hex
-        version = self._libraries.listings.hold(scope, self.key, holder)
-        if self._read is None or self._read[:2] != (scope, version):
-            self._read = (scope, version, self._libraries.listings.entries(scope, self.key, version))
-        return Snapshot(self._library, VersionHold(scope, self.key, version, holder), self._read[2])
+        held = self._libraries.listings.hold(self._library.scope, self.key)
+        if self._read is None or self._read[:2] != (held.scope, held.version):
+            entries = self._libraries.listings.entries(held.scope, self.key, held.version)
+            self._read = (held.scope, held.version, entries)
+        return Snapshot(self._library, held, self._read[2])
 
     def __getitem__(self, name: str) -> ChunkOrClip:
         """Return an item of the present version; StoreError where there is none of this name."""
@@ -201,7 +201,7 @@ class DynamicLibrary:
             EmblemaError: an item cannot be made. The collection is as it was before.
         """
         self._check_writable()
-        self._libraries.listings.check_writable()
+        self._libraries.catalogue.check_writable()
         self._libraries.release_dropped()
         scope = self._library.scope
         now = self._libraries.listings.entries(scope, self.key)
@@ -231,7 +231,8 @@ class DynamicLibrary:
         except BaseException:
             self._library.unpin_unnamed(chunk_ids(made.values()))
             named = self._libraries.listings.sources(scope)
-            self._libraries.sources.forget(scope, [digest for digest in held if digest not in named])
+            for digest in held.keys() - named.keys():
+                self._libraries.sources.forget(scope, digest)
             raise
         self._library.try_collect()
         self._orders.renew(self._libraries.listings.entries(scope, self.key))

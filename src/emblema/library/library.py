@@ -7,6 +7,7 @@ from emblema.kv.chunk import Clip
 from emblema.library.embedders import Embedder
 from emblema.library.items import ChunkOrClip, Hit, Listing, chunks_of
 from emblema.library.libraries import Libraries
+from emblema.library.listings import EndedItems
 from emblema.library.retriever import Retriever
 from emblema.library.tenant_model import TenantModel
 
@@ -81,46 +82,48 @@ class Library:
             StoreError: the catalogue does not answer.
         """
         scope = self.scope
-        chunks, sources = self.libraries.listings.collect(scope, self.key)
-        freed = self._erase(scope, chunks, sources)
-        if freed:
-            self.libraries.listings.freed(scope, freed)
-        return len(set(freed) & set(chunks))
+        ended = self.libraries.listings.ended(scope, self.key)
+        if not ended.numbers:
+            return 0
+        deleted = self._delete(scope, ended)
+        self.libraries.listings.forget(scope, ended, deleted)
+        return len(deleted.intersection(ended.chunks))
 
     def try_collect(self) -> None:
         """Collect where the caller asked for something else: an error is counted and logged."""
-        if self.libraries.listings.read_only:
+        if self.libraries.catalogue.read_only is not None:
             return
         try:
             self.collect()
         except StoreError as error:
             self.libraries.count_uncollected(error)
 
-    def erase(self, name: str) -> bool:
-        """Delete the chunks and media that an entry names and no other, before the entry goes; whether all went."""
-        scope = self.scope
-        chunks, sources = self.libraries.listings.only_in(scope, self.key, name)
-        return len(self._erase(scope, chunks, sources)) == len(chunks) + len(sources)
+    def delete_now(self, name: str) -> None:
+        """Delete the chunks and media that an entry names and no other, before the entry is taken out.
 
-    def _erase(self, scope: str, chunks: Iterable[str], sources: Iterable[str]) -> list[str]:
-        """Delete everywhere, each by itself; what went."""
-        freed = []
-        for chunk in chunks:
-            try:
-                self.tenant.store.delete(chunk)
-                self.libraries.indexes.forget(scope, [chunk])
-            except (StoreError, OSError) as error:
-                self.libraries.count_uncollected(error)
-            else:
-                freed.append(chunk)
-        for source in sources:
-            try:
-                self.libraries.sources.forget(scope, [source])
-            except (StoreError, OSError) as error:
-                self.libraries.count_uncollected(error)
-            else:
-                freed.append(source)
-        return freed
+        Raises:
+            StoreError: not all could be deleted.
+        """
+        alone = self.libraries.listings.named_alone(self.scope, self.key, name)
+        if len(self._delete(self.scope, alone)) < len(alone.chunks) + len(alone.sources):
+            raise StoreError(f"not all of {name!r} could be deleted: delete it again")
+
+    def _delete(self, scope: str, items: EndedItems) -> set[str]:
+        """Delete chunks and media everywhere, each by itself; return what was deleted."""
+        deleted: set[str] = set()
+        for delete, parts in ((self._delete_chunk, items.chunks), (self.libraries.sources.forget, items.sources)):
+            for part in parts:
+                try:
+                    delete(scope, part)
+                except (StoreError, OSError) as error:
+                    self.libraries.count_uncollected(error)
+                else:
+                    deleted.add(part)
+        return deleted
+
+    def _delete_chunk(self, scope: str, chunk: str) -> None:
+        self.tenant.store.delete(chunk)
+        self.libraries.indexes.forget(scope, chunk)
 
     def unpin_unnamed(self, chunks: Iterable[str]) -> None:
         """Take the pins off chunks that no entry names."""
@@ -139,7 +142,7 @@ class Library:
         except StoreError as error:
             raise StoreError(f"the chunks of {entry.name!r} are lost, and {error}: add it again") from error
         piece = self.tenant.add(source, **entry.source.options)
-        self.libraries.count_remade()
+        self.libraries.statistics.remade += 1
         if piece.id != entry.id and self.writable:
             renewed = Listing.of(entry.name, piece, entry.created, entry.expires, entry.source)
             self.libraries.listings.change(scope, self.key, {entry.name: renewed})

@@ -3,8 +3,9 @@
 import logging
 import os
 import sqlite3
-import threading
-from collections.abc import Iterable, Mapping
+import uuid
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,30 @@ from emblema.library.items import Listing
 from emblema.store.catalogue import FILE, Catalogue, DamagedCatalogueError, Tables
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionHold:
+    """A version of a library that is not to be collected."""
+
+    scope: str
+    library: str
+    version: int
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndedItems:
+    """Items that no version in use holds.
+
+    Attributes:
+        numbers: of their rows.
+        chunks, sources: what they name and no other item does.
+    """
+
+    numbers: tuple[int, ...] = ()
+    chunks: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
 
 
 class Listings:
@@ -31,11 +56,6 @@ class Listings:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._damaged_rows = 0
-        self._lock = threading.Lock()
-        # Scope, library, version and holder of holds that could not be written.
-        self._unwritten_holds: set[tuple[str, str, int, str]] = set()
-        # Scope, library and name of entries that were deleted with their media while no row could be written.
-        self._unwritten_ends: set[tuple[str, str, str]] = set()
         tables = Tables("library", _STATEMENTS, self._opened, old=("library.sqlite",))
         self.catalogue = Catalogue(None if folder is None else folder / FILE, tables)
 
@@ -43,15 +63,6 @@ class Listings:
     def damaged(self) -> int:
         """Files set aside and rows left out."""
         return self.catalogue.made_again + self._damaged_rows
-
-    @property
-    def read_only(self) -> bool:
-        """Whether it can only be read, as its folder cannot be written."""
-        return self.catalogue.read_only is not None
-
-    def check_writable(self) -> None:
-        """Raises StoreError where it can only be read."""
-        self.catalogue.check_writable()
 
     def _opened(self, rows: sqlite3.Connection, fresh: bool) -> None:
         """Leave out rows that are not as they were written; a version that was lost is told by the others."""
@@ -83,13 +94,10 @@ class Listings:
             f"scope = ?1 AND library = ?2 AND since <= {at} AND (until IS NULL OR until > {at}) ORDER BY number",
             scope, library, *([] if version is None else [version]),
         )  # fmt: skip
-        hidden = self._ended(scope, library) if version is None else set()
-        return {entry.name: entry for entry in found if entry.name not in hidden}
+        return {entry.name: entry for entry in found}
 
     def entry(self, scope: str, library: str, name: str) -> Listing | None:
         """Return the library's entry of a name, now."""
-        if name in self._ended(scope, library):
-            return None
         where = "scope = ? AND library = ? AND name = ? AND until IS NULL"
         return next(iter(self._entries(where, scope, library, name)), None)
 
@@ -124,10 +132,9 @@ class Listings:
         Raises:
             StoreError: a name is there already, under `fresh`; nothing was changed.
         """
-        late = self._ended(scope, library)
         with self.catalogue.change() as rows:
             version = version_of(rows, scope, library) + 1
-            for name in dict.fromkeys((*put, *remove, *late)):
+            for name in dict.fromkeys((*put, *remove)):
                 old = rows.execute(
                     "SELECT number, since, expires, body FROM items "
                     "WHERE scope = ? AND library = ? AND name = ? AND until IS NULL",
@@ -135,123 +142,80 @@ class Listings:
                 ).fetchone()
                 if old is None:
                     continue
-                if fresh and name in put and name not in late:
+                if fresh and name in put:
                     raise StoreError(f"{name!r} is in the library already: delete it first, or choose another name")
                 number, since, expires, body = old
                 digest = row_digest(scope, library, name, since, version, expires, body)
                 rows.execute("UPDATE items SET until = ?, digest = ? WHERE number = ?", (version, digest, number))
             for entry in put.values():
-                insert_entry(rows, scope, library, entry, version, None)
+                _insert_entry(rows, scope, library, entry, version)
             rows.execute("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", (scope, library, version))
-        with self._lock:
-            self._unwritten_ends -= {(scope, library, name) for name in late}
         return version
-
-    def end_later(self, scope: str, library: str, names: Iterable[str]) -> None:
-        """Hide entries whose media were deleted while no row could be written; the next change deletes their rows.
-
-        A process that ends before that leaves their names without entries.
-        """
-        with self._lock:
-            self._unwritten_ends |= {(scope, library, name) for name in names}
-
-    def _ended(self, scope: str, library: str) -> set[str]:
-        with self._lock:
-            return {name for its, key, name in self._unwritten_ends if (its, key) == (scope, library)}
 
     def expired(self, scope: str, library: str, now: float) -> list[str]:
         """Names of the entries whose time is over."""
         query = "SELECT name FROM items WHERE scope = ? AND library = ? AND until IS NULL AND expires <= ?"
         return [name for (name,) in self._all(query, scope, library, now)]
 
-    def hold(self, scope: str, library: str, holder: str) -> int:
-        """Keep the library's present version from being collected, for this process's `holder`; the version.
+    def hold(self, scope: str, library: str) -> VersionHold:
+        """Keep the library's present version from being collected, until `release` or the end of this process.
 
         Not synced to disk: a hold does not outlive its process. Where it cannot be written, as on a full disk or in a
-        read-only folder, it counts in this process alone.
+        read-only folder, the version is read all the same.
         """
-        process = this_process()
+        holder = uuid.uuid4().hex
         try:
             with self.catalogue.change(durable=False) as rows:
                 version = version_of(rows, scope, library)
-                row = (scope, library, version, process, holder)
-                rows.execute("INSERT OR IGNORE INTO holds VALUES (?, ?, ?, ?, ?)", row)
-                return version
+                row = (scope, library, version, this_process(), holder)
+                rows.execute("INSERT INTO holds VALUES (?, ?, ?, ?, ?)", row)
         except StoreError as error:
-            _LOG.debug("a hold stays in memory: %s", error)
-        with self._lock:
+            _LOG.debug("a version is not held: %s", error)
             version = self.version(scope, library)
-            self._unwritten_holds.add((scope, library, version, holder))
-        return version
+        return VersionHold(scope, library, version, holder)
 
-    def release(self, scope: str, library: str, version: int, holder: str) -> None:
+    def release(self, held: VersionHold) -> None:
         """End what `hold` began."""
-        hold = (scope, library, version, holder)
-        with self._lock:
-            if hold in self._unwritten_holds:
-                self._unwritten_holds.remove(hold)
-                return
-        with self.catalogue.change(durable=False) as rows:
-            rows.execute(
-                "DELETE FROM holds WHERE scope = ? AND library = ? AND version = ? AND holder = ? AND process = ?",
-                (*hold, this_process()),
-            )
+        if self.catalogue.read_only is None:
+            with self.catalogue.change(durable=False) as rows:
+                rows.execute("DELETE FROM holds WHERE holder = ?", (held.holder,))
 
-    def collect(self, scope: str, library: str) -> tuple[list[str], list[str]]:
-        """Forget entries that no version in use holds; the chunks and the sources that are to be deleted now.
-
-        They are what nothing names any more: by this call, or by an earlier one whose deletion was not `freed`. Holds
-        of processes that have ended do not count.
-        """
+    def ended(self, scope: str, library: str) -> EndedItems:
+        """Return the items that no version in use holds; holds of processes that have ended do not count."""
         where = "WHERE scope = ? AND library = ?"
         if not self._all(f"SELECT 1 FROM items {where} AND until IS NOT NULL LIMIT 1", scope, library):
-            return self.catalogue.read(lambda rows: doomed(rows, scope))
-        with self.catalogue.change() as rows:
-            held = rows.execute(f"SELECT DISTINCT process FROM holds {where}", (scope, library)).fetchall()
-            for (process,) in held:
+            return EndedItems()
+        with self.catalogue.change(durable=False) as rows:
+            for (process,) in rows.execute(f"SELECT DISTINCT process FROM holds {where}", (scope, library)).fetchall():
                 if not is_running(process):
-                    rows.execute(f"DELETE FROM holds {where} AND process = ?", (scope, library, process))
-            (oldest,) = rows.execute(f"SELECT min(version) FROM holds {where}", (scope, library)).fetchone()
-            here = [held[2] for held in tuple(self._unwritten_holds) if held[:2] == (scope, library)]
-            oldest = min([version_of(rows, scope, library), *here, *([] if oldest is None else [oldest])])
-            query = f"SELECT number, name FROM items {where} AND until <= ?"
-            for number, name in rows.execute(query, (scope, library, oldest)).fetchall():
-                rows.execute(
-                    "INSERT OR REPLACE INTO doomed SELECT scope, part, kind, ?, ? FROM parts WHERE item = ?",
-                    (library, name, number),
-                )
-                rows.execute("DELETE FROM items WHERE number = ?", (number,))
-            rows.execute(
-                "DELETE FROM doomed WHERE scope = ? AND EXISTS "
-                "(SELECT 1 FROM parts WHERE parts.scope = doomed.scope AND parts.part = doomed.part)",
-                (scope,),
-            )
-            return doomed(rows, scope)
+                    rows.execute("DELETE FROM holds WHERE process = ?", (process,))
+            (held,) = rows.execute(f"SELECT min(version) FROM holds {where}", (scope, library)).fetchone()
+            oldest = version_of(rows, scope, library) if held is None else held
+            found = rows.execute(f"SELECT number FROM items {where} AND until <= ?", (scope, library, oldest))
+            return _named_alone(rows, scope, [number for (number,) in found.fetchall()])
 
-    def freed(self, scope: str, parts: Iterable[str]) -> None:
-        """Chunks and sources that `collect` gave are deleted, everywhere; their vectors are, now."""
-        gone = [(scope, part) for part in parts]
-        if gone:
-            with self.catalogue.change() as rows:
-                rows.executemany("DELETE FROM doomed WHERE scope = ? AND part = ?", gone)
-                rows.executemany("DELETE FROM vectors WHERE scope = ? AND chunk = ?", gone)
+    def forget(self, scope: str, ended: EndedItems, deleted: Collection[str]) -> None:
+        """Forget ended items whose chunks and sources are deleted everywhere; the others are given by `ended` again."""
+        left = {*ended.chunks, *ended.sources}.difference(deleted)
+        with self.catalogue.change() as rows:
+            rows.executemany("DELETE FROM vectors WHERE scope = ? AND chunk = ?", [(scope, part) for part in deleted])
+            for number in ended.numbers:
+                parts = {part for part, _ in _parts_of(rows, number)}
+                gone = [(scope, part, number) for part in parts.intersection(deleted)]
+                rows.executemany("DELETE FROM parts WHERE scope = ? AND part = ? AND item = ?", gone)
+                if left.isdisjoint(parts):
+                    rows.execute("DELETE FROM items WHERE number = ?", (number,))
 
-    def lingers(self, scope: str, library: str, name: str) -> bool:
+    def is_ending(self, scope: str, library: str, name: str) -> bool:
         """Return whether something of an entry that was taken out has still to be deleted."""
-        query = (
-            "SELECT 1 FROM doomed WHERE scope = ?1 AND library = ?2 AND name = ?3 UNION ALL "
-            "SELECT 1 FROM items WHERE scope = ?1 AND library = ?2 AND name = ?3 AND until IS NOT NULL"
-        )
+        query = "SELECT 1 FROM items WHERE scope = ? AND library = ? AND name = ? AND until IS NOT NULL"
         return bool(self._all(query, scope, library, name))
 
-    def only_in(self, scope: str, library: str, name: str) -> tuple[list[str], list[str]]:
-        """Return the chunks and the sources that an entry names and no other."""
-        query = (
-            "SELECT kind, part FROM parts JOIN items ON number = item AND items.scope = ?1 AND library = ?2 "
-            "AND name = ?3 AND until IS NULL WHERE NOT EXISTS "
-            "(SELECT 1 FROM parts others WHERE others.scope = ?1 AND others.part = parts.part AND item != number)"
-        )
-        return by_kind(self._all(query, scope, library, name))
+    def named_alone(self, scope: str, library: str, name: str) -> EndedItems:
+        """Return an entry as if it had ended: what it names and no other."""
+        query = "SELECT number FROM items WHERE scope = ? AND library = ? AND name = ? AND until IS NULL"
+        numbers = [number for (number,) in self._all(query, scope, library, name)]
+        return self.catalogue.read(lambda rows: _named_alone(rows, scope, numbers))
 
     def named(self, scope: str, chunks: Iterable[str]) -> set[str]:
         """Return those of some chunks that an entry of the scope names."""
@@ -272,15 +236,6 @@ class Listings:
         """Keep a text under a name."""
         with self.catalogue.change() as rows:
             rows.execute("INSERT OR REPLACE INTO settings VALUES (?, ?, ?)", (scope, name, body))
-
-    def close(self) -> None:
-        """Close the file."""
-        for scope, library in {ended[:2] for ended in tuple(self._unwritten_ends)}:
-            try:
-                self.change(scope, library, {})
-            except StoreError as error:
-                _LOG.warning("names of deleted entries are left over: %s", error)
-        self.catalogue.close()
 
 
 # A row is there for versions since <= version < until; a NULL until is open.
@@ -306,6 +261,7 @@ _STATEMENTS = (
     """CREATE TABLE vectors (
     scope TEXT NOT NULL, embedder TEXT NOT NULL, chunk TEXT NOT NULL, width INTEGER NOT NULL, vectors BLOB NOT NULL,
     checksum TEXT NOT NULL, PRIMARY KEY (scope, embedder, chunk))""",
+    "DROP TABLE doomed",
 )
 _VERSIONS_OF_ROWS = """
 INSERT INTO versions SELECT scope, library, max(max(since, coalesce(until, 0))) FROM items
@@ -320,38 +276,40 @@ def version_of(rows: sqlite3.Connection, scope: str, library: str) -> int:
     return 0 if found is None else int(found[0])
 
 
-def doomed(rows: sqlite3.Connection, scope: str) -> tuple[list[str], list[str]]:
-    """Return the chunks and the sources of a scope that are still to be deleted."""
-    return by_kind(rows.execute("SELECT kind, part FROM doomed WHERE scope = ?", (scope,)))
+def _parts_of(rows: sqlite3.Connection, number: int) -> list[tuple[str, str]]:
+    """Return the chunks and sources of an item's row, each with its kind."""
+    return rows.execute("SELECT part, kind FROM parts WHERE item = ?", (number,)).fetchall()
 
 
-def by_kind(found: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
-    """Chunks, and sources."""
-    parts = list(found)
-    return [part for kind, part in parts if kind == "chunk"], [part for kind, part in parts if kind == "source"]
+def _named_alone(rows: sqlite3.Connection, scope: str, numbers: Sequence[int]) -> EndedItems:
+    """Return items by number, with what no other item of the scope names."""
+    alone, own = dict[str, str](), set(numbers)
+    for number in numbers:
+        for part, kind in _parts_of(rows, number):
+            items = rows.execute("SELECT item FROM parts WHERE scope = ? AND part = ?", (scope, part))
+            if own.issuperset(item for (item,) in items):
+                alone[part] = kind
+    chunks, sources = (tuple(part for part, kind in alone.items() if kind == one) for one in ("chunk", "source"))
+    return EndedItems(tuple(numbers), chunks, sources)
 
 
-def insert_entry(
-    rows: sqlite3.Connection, scope: str, library: str, entry: Listing, since: int, until: int | None
-) -> None:
-    """Add an entry's row and its parts', which are to be deleted no more."""
+def _insert_entry(rows: sqlite3.Connection, scope: str, library: str, entry: Listing, since: int) -> None:
+    """Add an entry's row and its parts'."""
     body = entry.json()
-    digest = row_digest(scope, library, entry.name, since, until, entry.expires, body)
+    digest = row_digest(scope, library, entry.name, since, None, entry.expires, body)
     cursor = rows.execute(
-        "INSERT INTO items (scope, library, name, since, until, expires, body, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (scope, library, entry.name, since, until, entry.expires, body, digest),
+        "INSERT INTO items (scope, library, name, since, expires, body, digest) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (scope, library, entry.name, since, entry.expires, body, digest),
     )
-    parts = _insert_parts(rows, scope, entry, cursor.lastrowid)
-    rows.executemany("DELETE FROM doomed WHERE scope = ? AND part = ?", [part[:2] for part in parts])
+    _insert_parts(rows, scope, entry, cursor.lastrowid)
 
 
-def _insert_parts(rows: sqlite3.Connection, scope: str, entry: Listing, item: int | None) -> list[tuple[object, ...]]:
-    """Add the rows of an entry's chunks and source, and return them."""
+def _insert_parts(rows: sqlite3.Connection, scope: str, entry: Listing, item: int | None) -> None:
+    """Add the rows of an entry's chunks and source."""
     parts: list[tuple[object, ...]] = [(scope, chunk, item, "chunk", 0) for chunk in dict.fromkeys(entry.chunks)]
     if entry.source is not None and entry.source.digest:
         parts.append((scope, entry.source.digest, item, "source", entry.source.bytes))
     rows.executemany("INSERT OR IGNORE INTO parts VALUES (?, ?, ?, ?, ?)", parts)
-    return parts
 
 
 def _read(digest: str, *fields: Any) -> Listing | None:

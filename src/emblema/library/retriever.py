@@ -70,7 +70,7 @@ class Retriever:
                 made[id] = embedder.chunk(chunk)
             except LoadError as error:
                 _LOG.warning("no vectors for a chunk: %s", error)
-                self.libraries.count_unread()
+                self.libraries.statistics.unread_chunks += 1
         saved.add(made)
 
     def _embedder(self, scope: str, chunks: Sequence[str]) -> Embedder:
@@ -102,7 +102,7 @@ class Retriever:
             space = choose_space(self.tenant.adapter, readable)
         except LoadError as error:
             _LOG.warning("the attention space is not chosen yet: %s", error)
-            self.libraries.count_unread()
+            self.libraries.statistics.unread_chunks += 1
             return Space(0, 0)
         self._tried = (len(chunks), space)
         if len(readable) >= SETTLED_CHUNKS:

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy
 import xxhash
@@ -78,12 +78,12 @@ class Indexes:
                 self._made[scope, embedder] = SavedIndex(self._catalogue, scope, embedder)
             return self._made[scope, embedder]
 
-    def forget(self, scope: str, chunks: Collection[str]) -> None:
-        """Forget chunks of a scope, under every embedder, in memory; their rows go with `Listings.freed`."""
+    def forget(self, scope: str, chunk: str) -> None:
+        """Forget a chunk of a scope, under every embedder, in memory; its rows go with `Listings.forget`."""
         with self._lock:
             indexes = [index.index for (owner, _), index in self._made.items() if owner == scope]
         for index in indexes:
-            index.remove(chunks)
+            index.remove(chunk)
 
     @property
     def damaged(self) -> int:

@@ -83,16 +83,15 @@ class Sources:
         except (KeyError, OSError) as error:
             raise StoreError(f"the media of digest {note.digest[:12]} are gone") from error
         if blake3(data).hexdigest() != note.digest:
-            self.forget(scope, [note.digest])
+            self.forget(scope, note.digest)
             raise StoreError(f"the media of digest {note.digest[:12]} are damaged")
         return data
 
-    def forget(self, scope: str, digests: Collection[str]) -> None:
-        """Delete sources, durably."""
-        for digest in digests:
-            self._held.pop((scope, digest), None)
-            if self.folder is not None:
-                delete_durably(self._path(scope, digest))
+    def forget(self, scope: str, digest: str) -> None:
+        """Delete a source, durably."""
+        self._held.pop((scope, digest), None)
+        if self.folder is not None:
+            delete_durably(self._path(scope, digest))
 
     def sweep(self, scope: str, held: Collection[str]) -> int:
         """Delete files that no entry names, old enough that none will; how many."""

@@ -59,7 +59,7 @@ class StandingOrders:
             PromptError: the items are longer than the model's context.
             CapacityError: the patches do not fit; nothing is pinned.
         """
-        self._library.libraries.listings.check_writable()
+        self._library.libraries.catalogue.check_writable()
         names = tuple(names)
         missing = next((name for name in names if name not in entries), None)
         if missing is not None:

@@ -56,7 +56,7 @@ class StaticLibrary:
             and seconds > 0
         ):
             raise StoreError(f"{seconds!r} seconds is no time to keep a file: give a positive number, or None")
-        self._libraries.listings.check_writable()
+        self._libraries.catalogue.check_writable()
         self._expire()
         scope = self._library.scope
         if name is not None and self._libraries.listings.entry(scope, _KEY, name) is not None:
@@ -116,12 +116,12 @@ class StaticLibrary:
                 and what is left goes later: now, where this is called again.
         """
         scope = self._library.scope
-        if isinstance(name, str) and name not in self and self._libraries.listings.lingers(scope, _KEY, name):
+        if isinstance(name, str) and name not in self and self._libraries.listings.is_ending(scope, _KEY, name):
             self._library.collect()
         else:
             self.entry(name)
             self._remove([name])
-        if self._libraries.listings.lingers(scope, _KEY, name):
+        if self._libraries.listings.is_ending(scope, _KEY, name):
             raise StoreError(
                 f"not all of {name!r} could be deleted yet, the log says why: it is tried again with the next change "
                 "and when the library is opened, and now if you delete it again"
@@ -165,25 +165,21 @@ class StaticLibrary:
         return None if found is None or self._is_over(found) else found
 
     def _remove(self, names: Sequence[str]) -> None:
-        catalogue, scope = self._libraries.listings, self._library.scope
+        listings, scope = self._libraries.listings, self._library.scope
+        self._libraries.catalogue.check_writable()
         try:
-            catalogue.change(scope, _KEY, {}, names)
-        except StoreError as error:
+            listings.change(scope, _KEY, {}, names)
+        except StoreError:
             # On a full disk what the files took is what the catalogue needs.
-            if catalogue.read_only or not all([self._library.erase(name) for name in names]):
-                raise
-            try:
-                catalogue.change(scope, _KEY, {}, names)
-            except StoreError:
-                self._libraries.count_uncollected(error)
-                catalogue.end_later(scope, _KEY, names)
-                return
+            for name in names:
+                self._library.delete_now(name)
+            listings.change(scope, _KEY, {}, names)
         self._library.collect()
-        self._orders.renew(catalogue.entries(scope, _KEY))
+        self._orders.renew(listings.entries(scope, _KEY))
 
     def _expire(self) -> None:
         over = self._libraries.listings.expired(self._library.scope, _KEY, self._libraries.now())
-        if over and not self._libraries.listings.read_only:
+        if over and self._libraries.catalogue.read_only is None:
             try:
                 self._remove(over)
             except StoreError as error:

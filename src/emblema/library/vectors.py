@@ -1,11 +1,10 @@
 """Vectors of one tenant's chunks: searched with faiss, kept as plain numbers."""
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
-from numpy.typing import NDArray
 
 from emblema.errors import StoreError
 from emblema.extras import import_extra
@@ -13,7 +12,6 @@ from emblema.library.embedders import Vectors
 
 FLAT_VECTORS = 50_000
 """Up to so many vectors every one is compared; beyond, an inverted file is asked."""
-_PER_CHUNK = 2**16
 _WIDER = 4
 """Candidates taken for every chunk that is asked for, before they are compared in full."""
 
@@ -29,12 +27,9 @@ class VectorIndex:
         self.flat_vectors = flat_vectors
         self._lock = threading.RLock()
         self._vectors: dict[str, Vectors] = {}
-        self._numbers: dict[str, int] = {}
-        self._names: dict[int, str] = {}
-        self._next = 0
-        self._count = 0
+        # An inverted file of all vectors, and the chunk of each in it; made again once a chunk was removed.
         self._index: Any = None
-        self._flat = True
+        self._owners: list[str] = []
 
     def __contains__(self, chunk: object) -> bool:
         with self._lock:
@@ -45,17 +40,6 @@ class VectorIndex:
         with self._lock:
             return len(self._vectors)
 
-    @property
-    def _width(self) -> int | None:
-        """Numbers in a vector; None while there is none."""
-        with self._lock:
-            return next((int(vectors.shape[1]) for vectors in self._vectors.values()), None)
-
-    def snapshot(self) -> dict[str, Vectors]:
-        """Return every chunk's vectors by id."""
-        with self._lock:
-            return dict(self._vectors)
-
     def add(self, chunk: str, vectors: Vectors) -> None:
         """Keep a chunk's vectors [vectors, width], in place of earlier ones.
 
@@ -64,31 +48,19 @@ class VectorIndex:
         """
         vectors = checked(vectors, "a chunk")
         with self._lock:
-            self.remove([chunk])
+            self.remove(chunk)
             if self._width not in (None, vectors.shape[1]):
                 raise StoreError(f"vectors are {vectors.shape[1]} wide; the index holds vectors of {self._width}")
             self._vectors[chunk] = vectors
-            self._numbers[chunk], self._names[self._next] = self._next, chunk
-            self._count += len(vectors)
             if self._index is not None:
-                self._index.add_with_ids(vectors, self._vector_numbers(chunk))
-                if self._flat and self._count > self.flat_vectors:
-                    self._index = None
-            self._next += 1
+                self._index.add(vectors)
+                self._owners += [chunk] * len(vectors)
 
-    def remove(self, chunks: Iterable[str]) -> int:
-        """Forget chunks; how many were here."""
+    def remove(self, chunk: str) -> None:
+        """Forget a chunk, if it is here."""
         with self._lock:
-            gone = [chunk for chunk in dict.fromkeys(chunks) if chunk in self._vectors]
-            if gone and self._index is not None:
-                numbers = numpy.concatenate([self._vector_numbers(chunk) for chunk in gone])
-                self._index.remove_ids(numbers)
-            for chunk in gone:
-                self._count -= len(self._vectors.pop(chunk))
-                del self._names[self._numbers.pop(chunk)]
-            if not self._vectors:
+            if self._vectors.pop(chunk, None) is not None:
                 self._index = None
-            return len(gone)
 
     def search(self, query: Vectors, count: int, among: Sequence[str]) -> list[tuple[str, float]]:
         """Return the `count` nearest of some chunks, with their scores, the nearest first.
@@ -114,46 +86,40 @@ class VectorIndex:
         order = numpy.argsort(-scores, kind="stable")[:count]
         return [(candidates[int(place)], float(scores[place])) for place in order]
 
+    @property
+    def _width(self) -> int | None:
+        """Numbers in a vector; None while there is none."""
+        return next((int(vectors.shape[1]) for vectors in self._vectors.values()), None)
+
     def _candidates(self, query: Vectors, count: int, known: list[str]) -> list[str]:
-        largest = max(len(self._vectors[chunk]) for chunk in known)
-        wanted = _WIDER * count * largest
-        if wanted >= self._count:
+        """Return the chunks that are compared in full."""
+        total, wanted = sum(map(len, self._vectors.values())), _WIDER * count * max(map(len, self._vectors.values()))
+        if total <= self.flat_vectors or wanted >= total:
             return known
         faiss = import_extra("faiss", "collections")
-        index = self._built(faiss)
-        parameters: Any = faiss.SearchParameters() if self._flat else faiss.SearchParametersIVF()
-        if not self._flat:
-            parameters.nprobe = max(8, index.nlist // 16)
+        index, chosen = self._built(faiss), set(known)
+        parameters = faiss.SearchParametersIVF(nprobe=max(8, index.nlist // 16))
         if len(known) < len(self._vectors):
-            numbers = numpy.concatenate([self._vector_numbers(chunk) for chunk in known])
-            selector = faiss.IDSelectorBatch(numbers)
+            places = [place for place, chunk in enumerate(self._owners) if chunk in chosen]
+            selector = faiss.IDSelectorBatch(numpy.array(places, dtype=numpy.int64))
             parameters.sel = selector
         _, found = index.search(query, wanted, params=parameters)
-        places = {self._names[int(number)] for number in numpy.unique(found[found >= 0] // _PER_CHUNK)}
-        return [chunk for chunk in known if chunk in places]
+        near = {self._owners[place] for place in numpy.unique(found[found >= 0]).tolist()}
+        return [chunk for chunk in known if chunk in near]
 
     def _built(self, faiss: Any) -> Any:
+        """Return the inverted file of all vectors."""
         if self._index is None:
-            names = list(self._vectors)
-            stacked = numpy.concatenate([self._vectors[chunk] for chunk in names])
-            width = stacked.shape[1]
-            self._flat = len(stacked) <= self.flat_vectors
-            if self._flat:
-                index: Any = faiss.IndexIDMap2(faiss.IndexFlatIP(width))
-            else:
-                lists = max(1, int(4 * len(stacked) ** 0.5))
-                quantizer = faiss.IndexFlatIP(width)
-                index = faiss.IndexIVFFlat(quantizer, width, min(lists, len(stacked)), faiss.METRIC_INNER_PRODUCT)
-                # A few rounds on a part of the vectors place the lists well enough.
-                index.cp.niter, index.cp.max_points_per_centroid = 10, 64
-                index.train(stacked)
-            index.add_with_ids(stacked, numpy.concatenate([self._vector_numbers(chunk) for chunk in names]))
-            self._index = index
+            stacked = numpy.concatenate(list(self._vectors.values()))
+            quantizer = faiss.IndexFlatIP(stacked.shape[1])
+            lists = min(max(1, int(4 * len(stacked) ** 0.5)), len(stacked))
+            self._index = faiss.IndexIVFFlat(quantizer, stacked.shape[1], lists, faiss.METRIC_INNER_PRODUCT)
+            # A few rounds on a part of the vectors place the lists well enough.
+            self._index.cp.niter, self._index.cp.max_points_per_centroid = 10, 64
+            self._index.train(stacked)
+            self._index.add(stacked)
+            self._owners = [chunk for chunk, vectors in self._vectors.items() for _ in vectors]
         return self._index
-
-    def _vector_numbers(self, chunk: str) -> NDArray[numpy.int64]:
-        first = self._numbers[chunk] * _PER_CHUNK
-        return numpy.arange(first, first + len(self._vectors[chunk]), dtype=numpy.int64)
 
 
 def combined(nearest: Vectors) -> Vectors:
@@ -171,7 +137,7 @@ def checked(vectors: Any, whose: str) -> Vectors:
         StoreError: they are none, of another shape, or not finite.
     """
     array = numpy.ascontiguousarray(vectors, dtype=numpy.float32)
-    if array.ndim != 2 or not 0 < array.shape[0] < _PER_CHUNK or array.shape[1] == 0:
+    if array.ndim != 2 or 0 in array.shape:
         raise StoreError(f"the embedder gave {whose} vectors of shape {array.shape}: it should give [vectors, width]")
     if not numpy.isfinite(array).all():
         raise StoreError(f"the embedder gave {whose} vectors that are not finite")
