@@ -3,6 +3,7 @@
 import pytest
 
 from tests.families.kimi import build_kimi_yarn, kimi, kimi_stock
+from tests.families.lfm import build_lfm2_vl, build_lfm3_vl, lfm3_stock
 from tests.families.llava import (
     build_deepseek_vl,
     build_llava,
@@ -57,12 +58,14 @@ CASES: dict[str, Case] = {
         Case("glm_ocr", build_glm_ocr, qwen_stock, native_video=True),
         Case("kimi_k25", kimi, kimi_stock),
         Case("kimi_k25_yarn", build_kimi_yarn, kimi_stock),
+        Case("lfm2_vl", build_lfm2_vl, plain_stock, sizes=((40, 30), (70, 50))),
+        Case("lfm3_vl", build_lfm3_vl, lfm3_stock),
         Case("qwen2_5_omni", build_qwen2_5_omni, omni_stock, native_video=True, audio=True),
         Case("qwen3_omni_moe", build_qwen3_omni, omni_stock, native_video=True, audio=True),
     )
 }
 
-TYPICAL = ("llava", "qwen2_5_vl", "qwen3_vl", "gemma3", "kimi_k25")
-"""One axis, M-RoPE, features at several layers, windows with rows that see each other, latents."""
+TYPICAL = ("llava", "qwen2_5_vl", "qwen3_vl", "gemma3", "kimi_k25", "lfm3_vl")
+"""One axis, M-RoPE, features at several layers, windows with rows that see each other, latents, convolutions."""
 NAMES = [name if name in TYPICAL else pytest.param(name, marks=pytest.mark.nightly) for name in CASES]
 """Every family, for what does not ask the family's own code: those that are like another are nightly."""

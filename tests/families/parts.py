@@ -20,7 +20,8 @@ SPECIALS = [
     "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<start_of_image>", "<end_of_image>", "<image_soft_token>",
     "<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>", "<|image|>", "<|video|>",
     "<|media_begin|>", "<|media_content|>", "<|media_end|>", "<|media_pad|>", "<|media_start|>",
-    "<image_placeholder>", "<|im_start|>", "<|im_end|>",
+    "<image_placeholder>", "<|im_start|>", "<|im_end|>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>",
+    *[f"<|img_row_{row}_col_{column}|>" for row in range(1, 3) for column in range(1, 3)],
 ]  # fmt: skip
 WORDS = ["which", "land", "does", "the", "tent", "stand", "on", "image", "video", "seconds", "and"]
 WORDS += ["\n", "\n\n", ".", "?", ":"]

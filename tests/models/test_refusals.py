@@ -34,22 +34,6 @@ def test_linear_attention_is_refused_by_name() -> None:
         Adapter(Qwen3_5ForConditionalGeneration(config))
 
 
-def test_convolutional_layers_are_refused_by_name() -> None:
-    from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
-
-    text = {
-        **TEXT, "model_type": "lfm2", "layer_types": ["full_attention", "conv", "full_attention"], "conv_L_cache": 3,
-        "block_auto_adjust_ff_dim": False,
-    }  # fmt: skip
-    vision = {
-        "model_type": "siglip2_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "patch_size": 7, "num_patches": 16,
-    }  # fmt: skip
-    config = Lfm2VlConfig(text_config=text, vision_config=vision, image_token_id=matrix.token("<image>"))
-    with pytest.raises(UnsupportedModelError, match=r"layers\.1 is a conv layer"):
-        Adapter(Lfm2VlForConditionalGeneration(config))
-
-
 def test_embeddings_of_ids_in_every_layer_are_refused() -> None:
     """Gemma 4 E2B and E4B."""
     model, _ = matrix.CASES["gemma4"].build(0)

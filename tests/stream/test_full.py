@@ -9,7 +9,7 @@ from tests.engine.engines import engine, largest_error
 from tests.families import CASES, words
 from tests.stream.plain import plain_logits, shown
 
-UNREADABLE = ("mistral3", "gemma3", "gemma4")
+UNREADABLE = ("mistral3", "gemma3", "gemma4", "lfm2_vl", "lfm3_vl")
 QUESTION = tuple(words(5, 3).tolist())
 
 

@@ -40,16 +40,21 @@ class RotaryBand:
 class LayerLayout:
     """One layer's cache: `(heads, width)` of both slots, the rotated band (None: no position), the sliding window.
 
-    For K/V heads the slots are keys and values; for MLA the latent and the shared rotary key, both with one head.
+    For K/V heads the slots are keys and values; for MLA the latent and the shared rotary key, both with one head. A
+    short convolution keeps what it reads: its input channels, the first half under keys and the rest under values. Its
+    output at a row depends on the inputs of that row and of the `taps - 1` before it.
     """
 
     keys: tuple[int, int]
     values: tuple[int, int]
     rotary: RotaryBand | None
     window: int | None = None
+    taps: int | None = None
 
     @property
-    def kind(self) -> Literal["heads", "latent"]:
+    def kind(self) -> Literal["heads", "latent", "convolution"]:
+        if self.taps is not None:
+            return "convolution"
         return "latent" if self.rotary is not None and self.rotary.slot == "values" else "heads"
 
     @property

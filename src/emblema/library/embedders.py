@@ -101,21 +101,23 @@ def choose_space(adapter: Adapter, chunks: Sequence[Chunk], summary: int = SUMMA
     One draw may mislead, so the shares of several are averaged.
     """
     vocabulary = int(adapter.decoder.get_input_embeddings().num_embeddings)
-    summaries = [
-        torch.stack(
+    # Convolutions keep rows that no query meets.
+    attended = [layer for layer, layout in enumerate(adapter.layouts) if layout.kind != "convolution"]
+    summaries = {
+        layer: torch.stack(
             [
                 _padded(farthest(key_states(adapter, chunk.encoded, chunk.rows, layer), summary), summary)
                 for chunk in chunks
             ]
         )
-        for layer in range(len(adapter.layouts))
-    ]
+        for layer in attended
+    }
     shares: dict[Space, float] = {}
     for draw in range(DRAWS):
         generator = torch.Generator().manual_seed(draw)
         asked = queries(adapter, torch.randperm(vocabulary, generator=generator)[:PROBES])
-        for layer, states in enumerate(asked.layers):
-            for head, share in enumerate(answering(states, summaries[layer]).tolist()):
+        for layer in attended:
+            for head, share in enumerate(answering(asked.layers[layer], summaries[layer]).tolist()):
                 shares[Space(layer, head)] = shares.get(Space(layer, head), 0.0) + share
     return max(shares, key=lambda space: shares[space])
 

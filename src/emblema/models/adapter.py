@@ -22,7 +22,7 @@ from emblema.models.attention import (
 )
 from emblema.models.batch import RowBatch
 from emblema.models.batch_table import BatchTable
-from emblema.models.calibrate import Calibration, cache_argument, calibrate, layer_types
+from emblema.models.calibrate import CONVOLUTION, Calibration, cache_argument, calibrate, layer_types
 from emblema.models.encoder_pauses import pausing
 from emblema.models.families import family_of
 from emblema.models.families.base import Prepared
@@ -85,6 +85,7 @@ class Adapter:
         self.layouts: tuple[LayerLayout, ...] = self.calibration.layouts
         self.tables: dict[str, RotaryTable] = dict(self.calibration.tables)
         self._windows = windows
+        self._convolutions = frozenset(i for i, each in enumerate(self.layouts) if each.kind == "convolution")
         self.weights = WatchedWeights(model)
         self._cache_argument = cache_argument(self.decoder)
         self.version = f"{self.family}/{self.kind.version()}"
@@ -266,14 +267,17 @@ class Adapter:
         extra: dict[str, Any] = {}
         if batch.deepstack and bool(batch.visual.any()):
             extra = {"visual_pos_masks": batch.visual[None], "deepstack_visual_embeds": list(batch.deepstack)}
-        feed = LayerFeed(table, self.devices, seen, narrow, lambda rows: self._give_way(rows / len(self.layers)))
+        share = 1 / len(self.layers)
+        feed = LayerFeed(
+            table, self.devices, seen, narrow, lambda rows: self._give_way(rows * share), self._convolutions
+        )
         ids = batch.positions if self.axes == 1 else batch.positions[:, None]
         table.slots = batch.slots
         try:
             masks = seen.masks if is_watched() else seen.no_mask()
             hidden = self._decoder_run(batch.embeds[None], ids, masks, feed, **extra)[0]
         finally:
-            table.slots = None
+            table.slots = table.rows_before = None
         return hidden if feed.rows is None else hidden[feed.rows.to(hidden.device)]
 
     def decode(self, token_ids: Tensor, positions: Tensor, rows: Tensor, table: BatchTable) -> Tensor:
@@ -333,14 +337,16 @@ class Adapter:
             extra: further arguments of the decoder.
         """
         mask: Any = {kind: masks[window] for kind, window in zip(self.types, self._windows, strict=True)}
+        if self._convolutions:
+            mask[CONVOLUTION] = None
         with (
             attending_rows(self.config, feed.attend),
-            feed.feeding(self.layers) if self.sharded or feed.narrows else nullcontext(),
+            feed.feeding(self.layers) if self.sharded or feed.is_needed else nullcontext(),
         ):
             output = self.decoder(
                 inputs_embeds=embeds,
                 position_ids=ids,
-                attention_mask=mask if len(masks) > 1 else next(iter(masks.values())),
+                attention_mask=mask if len(masks) > 1 or self._convolutions else next(iter(masks.values())),
                 use_cache=True,
                 **{self._cache_argument: feed.table},
                 **extra,
@@ -413,7 +419,7 @@ class Adapter:
         with attending_by(self.config, attend):
             self.prefill(self.encode_text(torch.arange(count)))
         for layer, name in enumerate(self.names):
-            if layer not in asked:
+            if layer not in asked | self._convolutions:
                 raise UnsupportedModelError(
                     f"{name} does not attend through transformers' interface, so it cannot attend rows of a table."
                 )

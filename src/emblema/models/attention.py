@@ -206,6 +206,7 @@ class AttendedRows:
         self._masks: dict[tuple[int | None, int, int], Tensor] = {}
         self._blocks: dict[tuple[int | None, int], tuple[QueryBlock, ...]] = {}
         self._orders: dict[tuple[int | None, int], TableOrder] = {}
+        self._before: dict[int, Tensor] = {}
 
     def on(self, device: torch.device) -> "AttendedRows":
         """Return the same for layers on a device, copied there once; itself where it is there."""
@@ -222,6 +223,30 @@ class AttendedRows:
         """Return what some rows of the batch attend, in the order given."""
         hidden = None if self._hidden_from is None else self._hidden_from[rows]
         return AttendedRows(self._table, self.slots[rows], self._windows, hidden, self._causal)
+
+    def rows_before(self, taps: int) -> Tensor:
+        """Return the slots [rows, taps] int64 that a convolution of the batch's rows reads.
+
+        They hold the rows before that are not hidden, in the order of the prompt, then the row itself; -1 is none.
+        """
+        if taps not in self._before:
+            rows = self._table.order(self.slots.device)[0][: self._table.length]
+            ordered, slots = rows.sort()
+            places = torch.searchsorted(ordered, rows.index_select(0, self.slots))
+            if self._hidden_from is None:
+                found = places[:, None] - torch.arange(taps - 1, -1, -1, device=slots.device)
+            else:
+                found = self._last_seen(places, ~self._hidden_from.index_select(1, slots), taps)
+            self._before[taps] = slots[found.clamp_min(0)].masked_fill(found < 0, -1)
+        return self._before[taps]
+
+    def _last_seen(self, places: Tensor, seen: Tensor, taps: int) -> Tensor:
+        """Return the last `taps` places up to each row's own, -1 for none, of those that are seen [rows, length]."""
+        order = torch.arange(seen.shape[1], device=seen.device)
+        among = torch.where(seen & (order < places[:, None]), order, -1)
+        last = among.topk(min(taps - 1, seen.shape[1]), dim=1).values.flip(1)
+        last = torch.cat((last, places[:, None]), dim=1)
+        return torch.nn.functional.pad(last, (taps - last.shape[1], 0), value=-1)
 
     @cached_property
     def masks(self) -> dict[int | None, Tensor]:

@@ -66,6 +66,8 @@ class BatchTable(DecoderCache):
         self._width = self._longest = 0
         # Of the step under way: where layers on other devices write, numbers and lengths.
         self._ends: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        # Of the step under way: the slots that convolutions read, by their taps.
+        self._before: dict[int, Tensor] = {}
 
     @property
     def sequences(self) -> int:
@@ -125,6 +127,7 @@ class BatchTable(DecoderCache):
             width, longest = padded_count(width), padded_length(longest)
         self._reserve(width, longest)
         self._width, self._longest = width, longest
+        self._before.clear()
         if self._moved:
             empty = [0] * (len(self._lengths) - self.sequences)
             self._lengths.copy_(torch.tensor(self.lengths + empty))
@@ -170,12 +173,27 @@ class BatchTable(DecoderCache):
         """Called by the decoder: write each sequence's new row, hand back all rows up to the longest."""
         if self._longest == 0:
             raise ModelError("no step has begun; run the decoder through Adapter.decode.")
-        keys, values = self._keys[layer_idx], self._values[layer_idx]
-        width = self._width
-        numbers, ends = self._ends.get(keys.device, (self._numbers[:width], self._lengths[:width]))
-        keys[numbers, :, ends] = key_states[:, :, 0]
-        values[numbers, :, ends] = value_states[:, :, 0]
+        self._write_new(layer_idx, key_states, value_states)
+        keys, values, width = self._keys[layer_idx], self._values[layer_idx], self._width
         return keys[:width, :, : self._longest], values[:width, :, : self._longest]
+
+    def _write_new(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        numbers, ends = self._ends_on(self._keys[layer].device)
+        self._keys[layer][numbers, :, ends] = keys[:, :, 0]
+        self._values[layer][numbers, :, ends] = values[:, :, 0]
+
+    def _ends_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return on a device the numbers of the step's sequences, and where each one's new row goes."""
+        return self._ends.get(device, (self._numbers[: self._width], self._lengths[: self._width]))
+
+    def _read_rows(self, taps: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        if taps not in self._before:
+            rows = self._rows[: self._width, : self._longest]
+            held = torch.arange(self._longest, device=self.device)[None] <= self._lengths[: self._width, None]
+            last = rows.masked_fill(~held, -1).topk(min(taps, self._longest))
+            slots = last.indices.masked_fill(last.values < 0, -1).flip(1)
+            self._before[taps] = torch.nn.functional.pad(slots, (taps - slots.shape[1], 0), value=-1)
+        return self._ends_on(device)[0][:, None], self._before[taps].to(device)
 
     def _reserve(self, sequences: int, rows: int) -> None:
         """Make room, by doubling; what is held is copied."""

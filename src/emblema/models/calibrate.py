@@ -19,6 +19,8 @@ from emblema.errors import UnsupportedModelError
 from emblema.kv.layout import LayerLayout, Pairing, RotaryBand, Slot
 
 FIT_POSITIONS = (1, 5, 37, 401, 4099, 65537, 524309, 1000003)
+CONVOLUTION = "conv"
+"""How configurations call a layer that is a short convolution over the rows before it."""
 CHECK_POSITIONS = ((2, 2, 2), (3, 911, 47), (70001, 13, 2203), (29, 31, 600011))
 
 
@@ -83,10 +85,15 @@ def calibrate(
         fit += [tuple(p * (axis == turned) for axis in range(axes)) for turned in range(axes) for p in FIT_POSITIONS]
     check = [point[:axes] for point in CHECK_POSITIONS]
     points = torch.tensor([(0,) * axes, *fit, *check], dtype=torch.int64)
-    cache = _one_token_rows(decoder, points, axes)
     layouts, errors = [], []
     types = layer_types(decoder, len(layers))
+    cache = _one_token_rows(decoder, points, axes, types)
     for index, name in enumerate(names):
+        if types[index] == CONVOLUTION:
+            layout, error = _convolution(cache, index, name)
+            layouts.append(layout)
+            errors.append(error)
+            continue
         slots = _slots(cache, index, name)
         preferred = [types[index]] if types[index] in tables else []
         order = preferred + [table for table in tables if table not in preferred]
@@ -128,7 +135,7 @@ def rotary_tables(decoder: Any, axes: int) -> dict[str, DecoderTable]:
     return {"default": DecoderTable(rotary, axes, None)}
 
 
-def _one_token_rows(decoder: Any, points: Tensor, axes: int) -> DynamicCache:
+def _one_token_rows(decoder: Any, points: Tensor, axes: int, types: Sequence[str]) -> DynamicCache:
     weight = decoder.get_input_embeddings().weight
     device, dtype = weight.device, weight.dtype
     generator = torch.Generator().manual_seed(20260)
@@ -138,12 +145,28 @@ def _one_token_rows(decoder: Any, points: Tensor, axes: int) -> DynamicCache:
     embeds = (token * spread).to(device=device, dtype=dtype).expand(count, 1, -1).contiguous()
     positions = points.to(device)
     ids = positions if axes == 1 else positions.transpose(0, 1).unsqueeze(-1)
+    mask: Any = torch.zeros(count, 1, 1, 1, dtype=dtype, device=device)
     cache = DynamicCache()
+    if CONVOLUTION in types:
+        cache = DynamicCache(config=decoder.config)
+        mask = {kind: None if kind == CONVOLUTION else mask for kind in types}
     arguments: dict[str, Any] = {"inputs_embeds": embeds, "position_ids": ids, cache_argument(decoder): cache}
-    mask = torch.zeros(count, 1, 1, 1, dtype=dtype, device=device)
     with torch.inference_mode():
         decoder(**arguments, attention_mask=mask, use_cache=True)
     return cache
+
+
+def _convolution(cache: DynamicCache, index: int, name: str) -> tuple[LayerLayout, float]:
+    """Return the layout of a convolution's inputs, and how far they change with position."""
+    states = getattr(cache.layers[index], "conv_states", None) if index < len(cache.layers) else None
+    if not states or states[0] is None or states[0].dim() != 3:
+        raise UnsupportedModelError(f"{name} keeps no inputs of its convolution, so it cannot be relocated.")
+    inputs = states[0][..., -1].double().cpu()
+    error = _relative(inputs[1:] - inputs[:1], inputs[0])
+    if error > (1e-3 if _is_full_precision(inputs) else 2e-2):
+        raise UnsupportedModelError(f"{name} changes its convolution's inputs with position; it cannot be relocated.")
+    channels, taps = int(states[0].shape[1]), int(states[0].shape[2])
+    return LayerLayout((1, channels // 2), (1, channels - channels // 2), None, taps=taps), error
 
 
 def _slots(cache: DynamicCache, index: int, name: str) -> dict[Slot, Tensor]:

@@ -1,6 +1,6 @@
 """What a decoder's layers are given in one forward: the rows that still run, on each layer's device."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ class LayerFeed:
         devices: of each layer.
         seen: what the rows attend; None for a step of decoding, whose table knows it.
         narrow: says which rows leave; None keeps all.
+        convolutions: layers whose rows are sequences of one row to them: the table says what each of these reads.
         before_layer: called before each layer with the number of its rows.
 
     Attributes:
@@ -39,18 +40,21 @@ class LayerFeed:
         seen: AttendedRows | None = None,
         narrow: Narrow | None = None,
         before_layer: Callable[[int], None] | None = None,
+        convolutions: Collection[int] = (),
     ) -> None:
         self.table, self._devices, self._seen = table, tuple(devices), seen
         self._narrow, self._before_layer = narrow, before_layer
+        # In a step of decoding they are sequences of one row already.
+        self._convolutions = frozenset(() if seen is None else convolutions)
         self._whole: Tensor | None = None
         # Copies of what all layers share, with the original, whose identity they are found by.
         self._copies: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
         self.rows: Tensor | None = None
 
     @property
-    def narrows(self) -> bool:
-        """Whether rows may leave."""
-        return self._narrow is not None
+    def is_needed(self) -> bool:
+        """Whether rows may leave, or layers take them apart."""
+        return self._narrow is not None or bool(self._convolutions)
 
     def attend(self, *args: Any, **extra: Any) -> tuple[Tensor, None]:
         """Attend for the rows that still run, in transformers' interface."""
@@ -62,7 +66,7 @@ class LayerFeed:
         hooks = []
         for index, layer in enumerate(layers):
             hooks.append(layer.register_forward_pre_hook(partial(self._before, index), with_kwargs=True))
-            if self._narrow is not None:
+            if self._narrow is not None or index in self._convolutions:
                 hooks.append(layer.register_forward_hook(partial(self._after, index), with_kwargs=True))
         try:
             yield
@@ -84,11 +88,12 @@ class LayerFeed:
         if self._before_layer is not None:
             self._before_layer(hidden.shape[1])
         if self._seen is not None and isinstance(self.table, KVTable):
-            self.table.slots = self._seen.on(device).slots
+            seen = self._seen.on(device)
+            self.table.slots, self.table.rows_before = seen.slots, seen.rows_before
         given = {
             name: self._given(value, -1 if name == "position_ids" else -2, device) for name, value in named.items()
         }
-        return (hidden, *args[1:]), given
+        return (hidden.transpose(0, 1) if index in self._convolutions else hidden, *args[1:]), given
 
     def _given(self, value: Any, axis: int, device: torch.device) -> Any:
         """Return an argument with the rows that still run, on an axis of tensors, on a device."""
@@ -108,12 +113,14 @@ class LayerFeed:
         return self._copies[id(tensor), device][1]
 
     def _after(self, index: int, layer: nn.Module, args: Any, named: dict[str, Any], output: Any) -> Any:
-        if not self._is_own(named) or self._narrow is None or self._seen is None:
+        if not self._is_own(named) or self._seen is None:
             return None
         run = output[0] if isinstance(output, tuple) else output
+        if index in self._convolutions:
+            run = run.transpose(0, 1)
         if self.rows is not None and self._whole is not None:
             run = self._whole.index_copy(1, self._on(self.rows, run.device), run)
-        kept = self._narrow(index)
+        kept = None if self._narrow is None else self._narrow(index)
         if kept is not None:
             kept = kept.to(self._seen.slots.device)
             self.rows = kept if self.rows is None else self.rows[kept]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from emblema.errors import ModelError, UnsupportedModelError
-from emblema.models.calibrate import layer_types, rotary_module
+from emblema.models.calibrate import CONVOLUTION, layer_types, rotary_module
 
 
 def find_decoder(model: Any) -> nn.Module:
@@ -45,10 +45,10 @@ def layer_windows(config: Any, types: Sequence[str]) -> tuple[int | None, ...]:
         return (None,) * len(types)
     if getattr(config, "layer_types", None):
         return tuple(int(window) if kind == "sliding_attention" else None for kind in types)
-    return (int(window),) * len(types)
+    return tuple(None if kind == CONVOLUTION else int(window) for kind in types)
 
 
-_RELOCATABLE = ("full_attention", "sliding_attention")
+_RELOCATABLE = ("full_attention", "sliding_attention", CONVOLUTION)
 _MOVING_TABLES = ("dynamic", "longrope")
 _RECURRENT = ("A_log", "dt_bias")
 
@@ -56,18 +56,22 @@ _RECURRENT = ("A_log", "dt_bias")
 def refuse_unsupported(decoder: nn.Module, layers: Sequence[nn.Module], names: Sequence[str]) -> None:
     """Raise UnsupportedModelError for layers or rotary tables that cannot be relocated exactly.
 
-    Refused: linear, convolutional, state-space and chunked layers; dynamic NTK and longrope (their tables change with
-    the length of the prompt); query scaling by position; a rotary table cast through bfloat16.
+    Refused: linear, state-space and chunked layers, convolutions inside attention; dynamic NTK and longrope (their
+    tables change with the length of the prompt); query scaling by position; a rotary table cast through bfloat16.
     """
     for kind, layer, name in zip(layer_types(decoder, len(layers)), layers, names, strict=True):
         if kind not in _RELOCATABLE:
             raise UnsupportedModelError(
-                f"{name} is a {kind.replace('_', ' ')} layer; its state is not a row per token and cannot be relocated."
+                f"{name} is a {kind.replace('_', ' ')} layer: it keeps a state in place of a row for every token, and "
+                "such layers are not served yet."
             )
         for path, module in layer.named_modules():
-            if isinstance(module, nn.Conv1d) or any(hasattr(module, mark) for mark in _RECURRENT):
+            convolves = isinstance(module, nn.Conv1d) and kind != CONVOLUTION
+            if convolves or any(hasattr(module, mark) for mark in _RECURRENT):
                 where = f"{name}.{path}" if path else name
-                raise UnsupportedModelError(f"{where} is recurrent or convolutional; its state cannot be relocated.")
+                raise UnsupportedModelError(
+                    f"{where} keeps a state of the rows before; such layers are not served yet."
+                )
     _refuse_tables(decoder, names)
     _refuse_attention(decoder.config, names[0])
 

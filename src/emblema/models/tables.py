@@ -68,6 +68,43 @@ class DecoderCache(Cache):
                 for old, new in zip(before, tables, strict=False):
                     new[: old.shape[0], :, : old.shape[2]] = old
 
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor:
+        """Called by a convolution: write the inputs of new rows, hand back what each row reads.
+
+        Args:
+            conv_states: [rows, channels, 1]; each row is given to the layer as a sequence of its own.
+            layer_idx: of the layer.
+
+        Returns:
+            [rows, channels, taps]: the inputs of the rows before, as the prompt orders them, then its own; zeros where
+            the prompt begins.
+        """
+        layout = self.layouts[layer_idx]
+        given = conv_states[:, None, None, :, 0].split((layout.keys[1], layout.values[1]), dim=-1)
+        self._write_new(layer_idx, *given)
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        sequences, slots = self._read_rows(layout.taps or 1, keys.device)
+        read = torch.cat((keys[sequences, 0, slots.clamp_min(0)], values[sequences, 0, slots.clamp_min(0)]), dim=-1)
+        return read.masked_fill((slots < 0)[..., None], 0).transpose(1, 2)
+
+    def _write_new(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write a layer's new rows, [rows, heads, 1, width] each."""
+        raise NotImplementedError
+
+    def _read_rows(self, taps: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return which rows a convolution reads for each new row: sequences [rows, 1] and slots [rows, taps].
+
+        The row itself is the last; a slot of -1 is none.
+        """
+        raise NotImplementedError
+
+    def get_conv_state(self, *args: Any, **kwargs: Any) -> None:
+        """Hand a convolution no earlier inputs: `update_conv_state` has them."""
+
+    def has_previous_state(self, *args: Any, **kwargs: Any) -> bool:
+        """Return that no earlier inputs are to be asked for, as releases before 5.23 ask."""
+        return False
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.attended
 
@@ -98,6 +135,8 @@ class KVTable(DecoderCache):
     Attributes:
         length: physical rows in use.
         capacity: physical rows allocated; grows by doubling.
+        slots: where a forward under way writes its rows.
+        rows_before: of a forward under way, the slots [rows, taps] that convolutions of so many taps read.
         rows: [capacity] int64, row of the prompt held by each slot; `order` has it on the layers' devices.
         groups: [capacity] int64, bidirectional group of each slot; -1 is causal.
     """
@@ -114,6 +153,7 @@ class KVTable(DecoderCache):
         self.length = 0
         self.capacity = 0
         self.slots: Tensor | slice | None = None
+        self.rows_before: Callable[[int], Tensor] | None = None
         self._fill: Callable[[int], None] | None = None
         self._unfilled: set[int] = set()
         self.rows = torch.empty(0, dtype=torch.int64, device=self.device)
@@ -249,6 +289,18 @@ class KVTable(DecoderCache):
             raise ModelError("The table has no slots for this forward; run the decoder through Adapter.forward.")
         self.write(layer_idx, self.slots, LayerRows(key_states[0], value_states[0]))
         return keys[:, :, : self.length], values[:, :, : self.length]
+
+    def _write_new(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        self._ready(layer)
+        if self.slots is None:
+            raise ModelError("The table has no slots for this forward; run the decoder through Adapter.forward.")
+        self.write(layer, self.slots, LayerRows(keys[:, :, 0].transpose(0, 1), values[:, :, 0].transpose(0, 1)))
+
+    def _read_rows(self, taps: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        if self.rows_before is None:
+            raise ModelError("The table has no rows for this forward; run the decoder through Adapter.forward.")
+        slots = self.rows_before(taps)
+        return slots.new_zeros(1), slots
 
     def __repr__(self) -> str:
         return f"KVTable({len(self.layouts)} layers, {self.length} of {self.capacity} rows, {self.dtype})"

@@ -605,7 +605,7 @@ def _refuse_unreadable(adapter: Adapter) -> None:
     if adapter.sharded:
         raise UnsupportedModelError("the layers are on several devices: load the model on one for streams")
     for name, layer, layout in zip(adapter.names, adapter.layers, adapter.layouts, strict=True):
-        if layout.window is not None:
-            raise UnsupportedModelError(f"{name} sees its last {layout.window} rows only: it cannot read a memory")
+        if (rows := layout.taps or layout.window) is not None:
+            raise UnsupportedModelError(f"{name} sees its last {rows} rows only: it cannot read a memory")
         if layout.kind == "latent" and not any(hasattr(part, "expand_kv") for part in layer.modules()):
             raise UnsupportedModelError(f"{name} keeps latent rows and has no expand_kv: it cannot read a memory")

@@ -14,6 +14,7 @@ def families() -> tuple[Family, ...]:
     from emblema.models.families.idefics3 import Idefics3
     from emblema.models.families.internvl import InternVL
     from emblema.models.families.kimi import Kimi
+    from emblema.models.families.lfm import Lfm2VL, Lfm3VL
     from emblema.models.families.llava import Llava
     from emblema.models.families.llava_next import LlavaNext, LlavaOnevision
     from emblema.models.families.mistral3 import Mistral3
@@ -33,6 +34,8 @@ def families() -> tuple[Family, ...]:
         Gemma3(),
         Gemma4(),
         Kimi(),
+        Lfm2VL(),
+        Lfm3VL(),
         Omni(),
         Qwen3Omni(),
     )
