@@ -13,7 +13,7 @@ from openai import OpenAI
 from emblema.serve.caches import CacheEntry, CachePart, CacheStore
 from emblema.serve.faults import ServeError
 from emblema.serve.files import FileStore
-from emblema.serve.keys import LOCAL, KeyRing, Tenant
+from emblema.serve.keys import LOCAL, Tenant
 from emblema.serve.messages import ChatRequest
 from emblema.store.identity import owner_digest
 from emblema.store.warm_parts import WarmParts
@@ -165,23 +165,6 @@ def asking(content: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     return {"model": "reference", "messages": [{"role": "user", "content": [*content, question]}]} | more
 
 
-@pytest.mark.slow
-def test_a_cache_ends(server: Running, pngs: list[bytes]) -> None:
-    with server.http() as http:
-        alone = {"type": "text", "text": "held once :"}
-        kept, ended = made(http, [alone, *pictures(pngs[:2])]), made(http, pictures(pngs[:1]), ttl=1)
-        assert http.delete(f"/v1/caches/{kept['id']}").json()["holders"] == 0
-        time.sleep(1.1)
-        listed = [each["id"] for each in http.get("/v1/caches").json()["data"]]
-        for cache in (kept, ended):
-            path = f"/v1/caches/{cache['id']}"
-            used = asking([{"type": "cache", "cache": {"cache_id": cache["id"]}}])
-            for answer in (http.get(path), http.delete(path), http.patch(path, json={"ttl": 9})):
-                assert answer.status_code == 404 and answer.json()["error"]["code"] == "cache_not_found"
-            assert http.post("/v1/chat/completions", json=used).status_code == 404
-            assert cache["id"] not in listed
-
-
 def test_a_part_with_a_breakpoint_is_kept_wherever_it_stands(tmp_path: Path, pngs: list[bytes]) -> None:
     part = pictures(pngs[:1])[0] | {"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"}}
     question = {"type": "text", "text": QUESTION}
@@ -286,29 +269,6 @@ def test_parts_of_caches_count(tmp_path: Path, pngs: list[bytes]) -> None:
         assert http.post("/v1/chat/completions", json=asking([part])).status_code == 200
         answer = http.post("/v1/chat/completions", json=asking([part, part]))
         assert answer.status_code == 400 and "6 parts" in answer.text
-
-
-@pytest.mark.slow
-def test_another_tenants_cache_is_not_there(tmp_path: Path, pngs: list[bytes]) -> None:
-    ring = KeyRing(tmp_path / "serve")
-    keys = [ring.add(name) for name in ("one", "two")]
-    with serving(tmp_path) as running:
-        mine, theirs = (running.http(headers={"authorization": f"Bearer {key}"}) for key in keys)
-        cache = made(mine, pictures(pngs[:2]))
-        file = cache["content"][0]["file"]["file_id"]
-        path, used = f"/v1/caches/{cache['id']}", asking([{"type": "cache", "cache": {"cache_id": cache["id"]}}])
-        assert theirs.get("/v1/caches").json()["data"] == []
-        for answer in (
-            theirs.get(path), theirs.delete(path), theirs.patch(path, json={"ttl": 60}),
-            theirs.post("/v1/chat/completions", json=used),
-            theirs.post("/v1/caches", json={"content": [{"type": "file", "file": {"file_id": file}}]}),
-        ):  # fmt: skip
-            assert answer.status_code == 404
-        again = made(theirs, pictures(pngs[:2]))
-        assert again["id"] != cache["id"] and mine.delete(path).status_code == 200
-        assert theirs.get(f"/v1/caches/{again['id']}").status_code == 200
-        for http in (mine, theirs):
-            http.close()
 
 
 def test_pins_are_those_of_the_caches(tmp_path: Path, pins: Pins) -> None:

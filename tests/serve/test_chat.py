@@ -2,7 +2,6 @@
 
 import base64
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -134,27 +133,6 @@ def test_penalties_are_followed(client: OpenAI, reference: Engine) -> None:
     assert 0 < (other or "").split().count("tent") < 60
 
 
-@pytest.mark.slow
-def test_many_clients_get_what_each_gets_alone(server: Running, pngs: list[bytes]) -> None:
-    """Forty requests of sixteen clients, streamed and whole, short and long, with and without pictures."""
-    client = server.client()
-
-    def ask(number: int) -> str | None:
-        pictures = pngs[: number % (len(pngs) + 1)][:: 1 if number % 2 else -1]
-        options: dict[str, Any] = {"max_tokens": 4 + number % 9, "extra_body": {"strategy": "full"}}
-        messages = asked(pictures, QUESTION if number % 3 else f"{QUESTION} {QUESTION}")
-        if number % 4:
-            reply = client.chat.completions.create(model="reference", messages=messages, **options)  # type: ignore[arg-type]
-            text: str | None = reply.choices[0].message.content
-            return text
-        stream = client.chat.completions.create(model="reference", messages=messages, stream=True, **options)  # type: ignore[arg-type]
-        return "".join(event.choices[0].delta.content or "" for event in stream if event.choices)
-
-    alone = [ask(number) for number in range(40)]
-    with ThreadPoolExecutor(16) as clients:
-        assert list(clients.map(ask, range(40))) == alone
-
-
 HARMLESS = {
     "user": "u", "metadata": {"a": "b"}, "store": True, "tools": [], "n": 1, "logit_bias": {}, "presence_penalty": 0,
     "frequency_penalty": 0.0, "tool_choice": "auto", "response_format": {"type": "text"}, "top_k": -1,
@@ -193,17 +171,6 @@ def test_null_is_what_was_not_set(server: Running, pngs: list[bytes]) -> None:
         turns = [{"role": "user", "content": None}]
         answer = http.post("/v1/chat/completions", json={"model": "reference", "messages": turns})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages[0].content"
-
-
-def test_an_address_may_come_as_a_string(server: Running, pngs: list[bytes]) -> None:
-    replies, url = [], data_url(pngs[0])
-    for address in (url, {"url": url}):
-        turns = [
-            {"role": "user", "content": [{"type": "image_url", "image_url": address}, {"type": "text", "text": "a"}]}
-        ]
-        with server.http() as http:
-            replies.append(http.post("/v1/chat/completions", json={"model": "reference", "messages": turns}).json())
-    assert replies[0]["usage"]["prompt_tokens"] == replies[1]["usage"]["prompt_tokens"] > 10
 
 
 def test_parameters_of_an_address_are_read_or_refused(server: Running) -> None:

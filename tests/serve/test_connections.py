@@ -13,11 +13,11 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request, Response
+from prometheus_client import CollectorRegistry, Counter
 
 from emblema.serve import body_reading, connections, faults
 from emblema.serve.guard import Guard
 from emblema.serve.held_bytes import ByteBounds, HeldBytes
-from emblema.serve.host import request_counter
 from emblema.serve.keys import LOCAL, Tenant
 from emblema.serve.running import make_config
 from emblema.serve.settings import ServeSettings
@@ -29,9 +29,7 @@ class Host:
     """What the guard asks of a server, without a model."""
 
     def __init__(self) -> None:
-        from prometheus_client import CollectorRegistry
-
-        self.requests = request_counter(CollectorRegistry())
+        self.requests = Counter("requests", "Requests.", ["path", "status"], registry=CollectorRegistry())
         self.held = HeldBytes(ByteBounds(MB, 2 * MB, 4 * MB))
 
     async def tenant_of(self, authorization: str | None) -> Tenant:

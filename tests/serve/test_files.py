@@ -42,23 +42,6 @@ def test_a_file_is_a_part_of_any_prompt(client: OpenAI, pngs: list[bytes]) -> No
         assert reply.choices[0].message.content == full.choices[0].message.content
 
 
-def test_the_same_bytes_are_the_same_file(client: OpenAI, pngs: list[bytes]) -> None:
-    first = client.files.create(file=("a.png", pngs[0]), purpose="user_data")
-    second = client.files.create(file=("b.png", pngs[0]), purpose="vision")
-    assert first.id == second.id and client.files.retrieve(first.id).filename == "b.png"
-    assert client.files.content(first.id).read() == pngs[0]
-    assert [file.id for file in client.files.list()].count(first.id) == 1
-
-
-def test_a_deleted_file_is_gone(client: OpenAI, pngs: list[bytes]) -> None:
-    file = client.files.create(file=("a.png", pngs[-1]), purpose="user_data")
-    settled(client, file.id)
-    assert client.files.delete(file.id).deleted
-    for call in (client.files.retrieve, client.files.content, client.files.delete):
-        with pytest.raises(openai.NotFoundError):
-            call(file.id)
-
-
 def test_a_deleted_file_takes_its_chunks_along(tmp_path: Path, pngs: list[bytes]) -> None:
     """Its rows, and what was made of them together with others', are gone from memory and from disk."""
     with serving(tmp_path) as running:

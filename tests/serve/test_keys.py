@@ -5,25 +5,18 @@ import json
 import random
 import sqlite3
 import stat
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
-import httpx
-import openai
 import pytest
 
 from emblema.errors import EmblemaError, StoreError
-from emblema.serve.access import Access
 from emblema.serve.faults import ServeError
-from emblema.serve.keys import LOCAL, KeyRing, Tenant, cache_salt, store_salts
+from emblema.serve.keys import LOCAL, Access, KeyRing, Tenant, cache_salt, store_salts
 from emblema.serve.service import Service
 from emblema.serve.settings import ServeSettings
 from emblema.work_pool import PoolSize, WorkPool
 from tests.cli.running import emblema, refused
-from tests.serve.conftest import asked
-from tests.serve.servers import serving
 from tests.store.disk.filelayer import PowerCut, Recorder
 
 
@@ -126,37 +119,6 @@ def test_the_commands_refuse_what_is_no_key_or_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"in the way")
     assert "cannot be opened" in refused("keys", "add", "one", "--store", str(tmp_path / "file"))
     assert emblema("keys", "list", "--plain", *where).stdout == ""
-
-
-@pytest.mark.slow
-def test_tenants_never_meet(tmp_path: Path, pngs: list[bytes]) -> None:
-    ring = KeyRing(tmp_path / "serve")
-    one, two = ring.add("one"), ring.add("two")
-    with serving(tmp_path) as running:
-        for wrong in ("none", one[:-1]):
-            with pytest.raises(openai.AuthenticationError):
-                running.client(wrong).models.list()
-        read: list[int] = []
-
-        def body() -> Iterator[bytes]:
-            for number in range(500):
-                read.append(number)
-                yield b" " * 2**16
-
-        with running.http() as http, suppress(httpx.WriteError):
-            assert http.post("/v1/chat/completions", content=body()).status_code == 401
-        assert len(read) < 500, "nothing of a body is read before the key"
-        mine, theirs = running.client(one), running.client(two)
-        file = mine.files.create(file=("a.png", pngs[0]), purpose="user_data")
-        with pytest.raises(openai.NotFoundError):
-            theirs.files.retrieve(file.id)
-        assert list(theirs.files.list()) == []
-        for _ in range(3):
-            reply = mine.chat.completions.create(model="reference", messages=asked(pngs))  # type: ignore[arg-type]
-        assert reply.usage.prompt_tokens_details.cached_tokens > 0  # type: ignore[union-attr]
-        other = theirs.chat.completions.create(model="reference", messages=asked(pngs))  # type: ignore[arg-type]
-        assert other.usage.prompt_tokens_details.cached_tokens == 0  # type: ignore[union-attr]
-        assert other.choices[0].message.content == reply.choices[0].message.content
 
 
 def test_a_server_that_others_reach_needs_a_key(tmp_path: Path) -> None:

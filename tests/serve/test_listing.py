@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from emblema.serve.listing import ListPage
+from emblema.serve.host import ListPage
 from tests.serve.conftest import data_url
 from tests.serve.servers import Running
 

@@ -25,6 +25,7 @@ from emblema.served.shards import ShardStore, shard_id, shard_ids, shard_key
 from emblema.served.stored import StoreMemory
 from emblema.store import Store
 from emblema.vllm.engine_api import VLLM
+from emblema.work_pool import PoolSize, WorkPool
 from tests.link.pieces import LAYERS, chunk, zero_patch
 
 TOKENS = 5
@@ -115,7 +116,7 @@ class Shown:
 def test_a_part_is_kept_when_all_ranks_have_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warming, "store_salts", lambda tenant: (b"",))
     engine = Shown(store)
-    warmer = PartWarmer(store, "model", VLLM, shards=2)
+    warmer = PartWarmer(store, "model", VLLM, 2, WorkPool("tables", PoolSize(2, 2)))
     warmer.bind(engine.ask)
     made, fresh = asyncio.run(warmer.warm_part(LOCAL, {"type": "image_url"}))
     assert fresh and made.pieces.keys() == set(shard_ids(share(0, 0).id, 2)) and all(made.pieces.values())
@@ -132,7 +133,7 @@ def test_a_part_whose_second_share_never_comes_is_not_kept(store: Store, monkeyp
     monkeypatch.setattr(warming, "store_salts", lambda tenant: (b"",))
     monkeypatch.setattr(warming, "KEEPING_SECONDS", 0.2)
     monkeypatch.setattr(warming, "SHOWN_AT_MOST", 2)
-    warmer = PartWarmer(store, "model", VLLM, shards=2)
+    warmer = PartWarmer(store, "model", VLLM, 2, WorkPool("tables", PoolSize(2, 2)))
     warmer.bind(Shown(store, late=False).ask)
     with pytest.raises(BusyError):
         asyncio.run(warmer.warm_part(LOCAL, {"type": "image_url"}))
@@ -171,7 +172,7 @@ def test_what_a_file_is_stored_as_is_asked_for_and_nothing_is_kept_of_that(store
         pieces = None if answer is None else {"model": "model", "forming": [], **answer}
         return {"kv_transfer_params": {"emblema": {"media_tokens": 4, "stored": True, "pieces": pieces}}}
 
-    warmer = PartWarmer(store, "model", VLLM, shards=2)
+    warmer = PartWarmer(store, "model", VLLM, 2, WorkPool("tables", PoolSize(2, 2)))
     warmer.bind(ask)
     assert asyncio.run(warmer.chunks_of(LOCAL, "file-1")) == (*shard_ids("a", 2), *shard_ids("b", 2))
     options = asked[0]["kv_transfer_params"]["emblema"]

@@ -48,7 +48,7 @@ def serve(
     check_start(settings)
     if replicas > 1:
         check_address(settings.host, settings.port)
-        from emblema.serve.ray.loopback import keep_ray_on_loopback
+        from emblema.serve.ray import keep_ray_on_loopback
 
         keep_ray_on_loopback()
         import_extra("ray", "ray")

@@ -8,14 +8,12 @@ from typing import Any, Literal
 from fastapi import Response
 from pydantic import Field
 
-from emblema.serve.chat import Called, answer_translated
+from emblema.serve.chat import Called, TranslatedBody, answer_translated, translated
 from emblema.serve.client_body import ClientBody, object_of
 from emblema.serve.faults import ServeError, anthropic_error, error_body
 from emblema.serve.replies import Answer, Choice, Entries, Json
 from emblema.session.replies import Reply
 
-SHARED = ("model", "temperature", "top_p", "stream", "strategy", "max_kl", "survivors", "collections", "retrieval")
-"""Fields that a chat completion has under the same name."""
 STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 KEPT = "5m"
 """How long a part with `cache_control` is kept where it does not say, as Anthropic has it."""
@@ -28,41 +26,28 @@ class MessageTurn(ClientBody):
     content: str | list[Json]
 
 
-class MessagesBody(ClientBody):
+class MessagesBody(TranslatedBody):
     """The body of `POST /v1/messages`. What a chat completion has too is checked there."""
 
     passed = {
-        "metadata": None,
-        "service_tier": None,
-        "thinking": ({"type": "disabled"},),
-        "container": (),
-        "betas": None,
-    }
+        "metadata": None, "service_tier": None, "thinking": ({"type": "disabled"},), "container": (), "betas": None,
+    }  # fmt: skip
     elsewhere = {"thinking": (), "top_k": (0, -1), "mcp_servers": ([],), "context_management": ()}
-    model: str = Field(max_length=1_000)
     max_tokens: int = Field(ge=1)
     messages: list[MessageTurn] = Field(min_length=1, max_length=100_000)
     system: str | list[Json] | None = None
     stop_sequences: list[str] = []
     temperature: float | None = Field(None, ge=0, le=1)
-    top_p: float | None = None
-    stream: bool = False
-    tools: list[Json] = []
     tool_choice: Json | None = None
     output_config: Json = {}
-    strategy: Any = None
-    max_kl: Any = None
-    survivors: Any = None
-    collections: Any = None
-    retrieval: Any = None
 
 
 def chat_of(body: MessagesBody) -> Json:
     """Return the chat completion that a body asks for; `ServeError` where a part of it is not offered."""
-    chat: Json = {name: getattr(body, name) for name in SHARED}
+    chat = body.shared
     turns: list[Json] = []
     if body.system:
-        turns.append({"role": "system", "content": _content(body.system, "system")})
+        turns.append({"role": "system", "content": translated(body.system, _part, "system")})
     for index, turn in enumerate(body.messages):
         turns += _turns(turn, f"messages[{index}].content")
     chat |= {"messages": turns, "max_completion_tokens": body.max_tokens, "stop": body.stop_sequences or None}
@@ -112,7 +97,7 @@ def _turns(turn: MessageTurn, where: str) -> Iterator[Json]:
     for index, block in enumerate(turn.content):
         match block:
             case {"type": "tool_result"}:
-                content = _content(block.get("content") or "", f"{where}[{index}].content")
+                content = translated(block.get("content") or "", _part, f"{where}[{index}].content")
                 yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
             case {"type": "tool_use"}:
                 function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
@@ -126,12 +111,6 @@ def _turns(turn: MessageTurn, where: str) -> Iterator[Json]:
         yield {"role": turn.role, "content": said or None, "tool_calls": calls}
     elif said:
         yield {"role": turn.role, "content": said}
-
-
-def _content(content: Any, where: str) -> Any:
-    if not isinstance(content, list):
-        return content
-    return [_part(block, f"{where}[{index}]") for index, block in enumerate(content)]
 
 
 def _part(block: Any, where: str) -> Json:

@@ -9,11 +9,10 @@ from datetime import UTC, datetime
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 
-from emblema.serve import anthropic_messages, collection_routes, faults, responses
-from emblema.serve.absent_routes import absent_routes
+from emblema.serve import anthropic_messages, collections, faults, responses
 from emblema.serve.chat import chat
 from emblema.serve.completions import completions
-from emblema.serve.endpoints import SHARED, Endpoint, add_endpoints
+from emblema.serve.endpoints import SHARED, Endpoint, add_absent, add_endpoints
 from emblema.serve.faults import ServeError, missing
 from emblema.serve.guard import Guard
 from emblema.serve.host import Owner
@@ -54,7 +53,7 @@ def make_app(settings: ServeSettings, loaded: Callable[[BaseException | None], N
     app.state.host = lambda: _loaded(app)
     faults.install(app)
     add_endpoints(app, EMBEDDED)
-    app.include_router(absent_routes())
+    add_absent(app)
     add_page(app)
     origins = settings.allowed_origins
     app.add_middleware(Guard, settings=settings, origins=origins)
@@ -133,10 +132,10 @@ EMBEDDED = (
     Endpoint("POST", "/v1/responses", responses.respond),
     Endpoint("POST", "/v1/messages", anthropic_messages.write_message),
     *SHARED,
-    Endpoint("POST", "/v1/collections", collection_routes.make),
-    Endpoint("GET", "/v1/collections", collection_routes.collections),
-    Endpoint("GET", "/v1/collections/{name}", collection_routes.collection),
-    Endpoint("PUT", "/v1/collections/{name}", collection_routes.replace),
-    Endpoint("DELETE", "/v1/collections/{name}", collection_routes.delete),
+    Endpoint("POST", "/v1/collections", collections.make),
+    Endpoint("GET", "/v1/collections", collections.collections),
+    Endpoint("GET", "/v1/collections/{name}", collections.collection),
+    Endpoint("PUT", "/v1/collections/{name}", collections.replace),
+    Endpoint("DELETE", "/v1/collections/{name}", collections.delete),
 )
 """Endpoints of the embedded engine's server."""

@@ -12,6 +12,7 @@ from emblema.serve.faults import ServeError
 from emblema.serve.held_bytes import Holding
 
 Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
 FIRST_SECONDS = 30.0
 """Seconds that a body may take beside those for its bytes."""
 BYTES_A_SECOND = 16 * 2**10
@@ -33,7 +34,7 @@ class BodyReader:
         holding: where they are counted; None for nowhere.
     """
 
-    def __init__(self, receive: Callable[[], Awaitable[Message]], most: int, text: int | None) -> None:
+    def __init__(self, receive: Receive, most: int, text: int | None) -> None:
         self._receive, self._most = receive, most
         self._marks = math.inf if text is None else text + _MARKS
         self.bytes = 0
@@ -77,6 +78,22 @@ class BodyReader:
             raise HTTPException(408, "the body did not come in time", {"connection": "close"}) from error
         finally:
             self._seconds += loop.time() - began
+
+
+async def _nobody_leaves() -> Message:
+    """Return nothing for as long as it is waited for."""
+    await asyncio.Event().wait()
+    return {"type": "http.disconnect"}
+
+
+def receive_of(body: bytes, then: Receive = _nobody_leaves) -> Receive:
+    """Return a `receive` of ASGI that gives a whole body, and then what `then` gives: that the client has left."""
+    left = [body]
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": left.pop(), "more_body": False} if left else await then()
+
+    return receive
 
 
 def too_large(most: int) -> ServeError:

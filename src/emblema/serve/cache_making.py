@@ -10,7 +10,7 @@ from emblema.serve.files import FileStore
 from emblema.serve.keys import Tenant
 from emblema.serve.media_reading import MediaReader
 from emblema.serve.parts import FileContent, MediaContent, TextContent
-from emblema.serve.upkeep import Upkeep
+from emblema.serve.upkeep import Upkeep, retried
 from emblema.store.warm_parts import WarmParts
 
 _SHORTEST_FILE = 3_600
@@ -84,21 +84,21 @@ class CacheMaker:
 
     async def _made(self, tenant: Tenant, id: str) -> CacheEntry | EmblemaError:
         run = self._reader.pools.tables.run
-        while True:
-            try:
-                # One that was deleted waits for no place.
-                await run(tenant.owner, self._caches.entry, tenant, id)
-                async with self._reader.pools.caches.place(tenant.owner), asyncio.timeout(self._seconds):
-                    entry = await run(tenant.owner, self._caches.entry, tenant, id)
-                    pieces = await self._warm(tenant, entry.parts)
-                    return await run(tenant.owner, self._caches.fill, tenant, id, pieces)
-            except TimeoutError:
-                return DeadlineError(f"the cache was not made in {self._seconds:g} seconds: give it fewer parts")
-            except EmblemaError as error:
-                again: float | None = getattr(error, "retry_after", None)
-                if again is None:
-                    return error
-            await asyncio.sleep(again)
+
+        async def make() -> CacheEntry:
+            # One that was deleted waits for no place.
+            await run(tenant.owner, self._caches.entry, tenant, id)
+            async with self._reader.pools.caches.place(tenant.owner), asyncio.timeout(self._seconds):
+                entry = await run(tenant.owner, self._caches.entry, tenant, id)
+                pieces = await self._warm(tenant, entry.parts)
+                return await run(tenant.owner, self._caches.fill, tenant, id, pieces)
+
+        try:
+            return await retried(make)
+        except TimeoutError:
+            return DeadlineError(f"the cache was not made in {self._seconds:g} seconds: give it fewer parts")
+        except EmblemaError as error:
+            return error
 
     async def extend(self, tenant: Tenant, id: str, seconds: float) -> CacheEntry:
         """Let a cache end so many seconds from now, and its files no sooner; `ServeError` where there is none."""

@@ -12,8 +12,7 @@ from emblema.serve.client_body import ClientBody
 from emblema.serve.deadlines import within
 from emblema.serve.faults import ServeError, missing
 from emblema.serve.files import PROCESSED
-from emblema.serve.host import Host, Hosted, Owner
-from emblema.serve.listing import AskedPage
+from emblema.serve.host import AskedPage, Host, Hosted, Owner
 from emblema.serve.parts import LONGEST_KEPT, MediaContent, TextContent, refuse_large, text_length
 from emblema.serve.reply_types import CacheObject, DeletedCache, ListedPage
 

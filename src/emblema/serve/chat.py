@@ -3,15 +3,16 @@
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from emblema.engine.generation import GenerateRequest
 from emblema.errors import MediaError
+from emblema.serve.client_body import ClientBody
 from emblema.serve.collections import retrieval_of
 from emblema.serve.deadlines import seconds_left, within
 from emblema.serve.faults import missing
@@ -47,7 +48,33 @@ Called = Annotated[Call, Depends()]
 
 async def chat(body: ChatRequest, call: Called) -> Response:
     """Answer a conversation."""
-    return await answer_chat(body, CompletionForm(ChatForm(), call.service.settings.name, body.tells_usage), call)
+    return await answer_chat(body, ChatForm(call.service.settings.name, body.tells_usage), call)
+
+
+class TranslatedBody(ClientBody):
+    """A body of another interface than chat completions, with the fields that are checked there."""
+
+    model: str = Field(max_length=1_000)
+    tools: list[Json] = []
+    top_p: float | None = None
+    stream: bool = False
+    strategy: Any = None
+    max_kl: Any = None
+    survivors: Any = None
+    collections: Any = None
+    retrieval: Any = None
+
+    @property
+    def shared(self) -> Json:
+        """The fields that a chat completion has under the same name; what they say is perhaps written otherwise."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name in ChatRequest.model_fields}
+
+
+def translated(content: Any, part: Callable[[Any, str], Json], where: str) -> Any:
+    """Return content with each of its parts as `part` translates it, given its place; a text as it is."""
+    if not isinstance(content, list):
+        return content
+    return [part(each, f"{where}[{index}]") for index, each in enumerate(content)]
 
 
 async def answer_translated(given: Json, form: AnswerForm, call: Call) -> Response:
@@ -67,9 +94,9 @@ async def answer_chat(body: ChatRequest, form: AnswerForm, call: Call) -> Respon
     body.refuse_conflicts()
     refuse_large(service.settings, len(list(body.media)), body.text_length)
 
-    async def ask(answer: Answer) -> PreparedRequest:
+    async def ask(answer: Answer) -> tuple[GenerateRequest, int]:
         rows = await _rows_of(body, service, call.tenant)
-        return PreparedRequest(await _asked(body, call, answer), rows)
+        return await _asked(body, call, answer), rows
 
     logprobs = [TokenLogprobs(service.engine.engine.tokenizer) if body.logprobs else None for _ in range(body.n)]
     names = [tool["function"]["name"] for tool in body.offered]
@@ -77,19 +104,11 @@ async def answer_chat(body: ChatRequest, form: AnswerForm, call: Call) -> Respon
     return await respond(call, form, choices, ask, body.stream)
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """What the engine is asked, and about how many rows the prompt has."""
-
-    request: GenerateRequest
-    rows: int
-
-
 async def respond(
     call: Call,
     form: AnswerForm,
     choices: Sequence[Choice],
-    ask: Callable[[Answer], Awaitable[PreparedRequest]],
+    ask: Callable[[Answer], Awaitable[tuple[GenerateRequest, int]]],
     stream: bool,
 ) -> Response:
     """Return the response to a request.
@@ -98,7 +117,7 @@ async def respond(
         call: whose it is.
         form: how the answer is written.
         choices: that are wanted.
-        ask: reads what the engine is asked, which may take long.
+        ask: reads what the engine is asked, which may take long, and about how many rows the prompt has.
         stream: whether it is answered as events.
     """
     began, service, request = time.perf_counter(), call.service, call.request
@@ -112,9 +131,9 @@ async def respond(
 
     async def begin() -> AsyncIterator[Piece]:
         """Read the request and begin its reply; its first piece is waited for, so that a refusal has a status."""
-        asked = await ask(answer)
+        asked, rows = await ask(answer)
         engine, seconds = service.engine_of(call.tenant), seconds_left(request, deadline)
-        pieces = engine.pieces(asked.request, seconds=seconds, rows=asked.rows, choices=len(choices))
+        pieces = engine.pieces(asked, seconds=seconds, rows=rows, choices=len(choices))
         del asked
         first = await anext(pieces)
         # The prompt is in the model: what was decoded for it is let go.
@@ -131,7 +150,7 @@ async def respond(
     return Response(json_bytes(told), media_type="application/json")
 
 
-class ChatForm:
+class ChatForm(CompletionForm):
     """Choices as chat completions have them."""
 
     kind, chunk_kind, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
@@ -145,9 +164,9 @@ class ChatForm:
         reason = choice.finish_reason
         return {"index": choice.index, "message": message, "finish_reason": reason, "logprobs": logprobs}
 
-    def opening(self, choice: Choice) -> Json:
-        """Return what begins the stream of a choice."""
-        return _delta(choice, {"role": "assistant", "content": ""})
+    def begin(self, answer: Answer) -> list[Json]:
+        """Return what begins the stream of each choice."""
+        return [self._chunk(_delta(choice, {"role": "assistant", "content": ""})) for choice in answer.choices]
 
     def parts(self, choice: Choice, fresh: str, entries: Entries) -> list[Json]:
         """Return what a stream tells of a piece; the last part of a choice says why it ended."""

@@ -1,11 +1,11 @@
-"""Collections of the embedded engine: what the administrator lets every tenant's model look up (MPIC, section 3.1)."""
+"""Collections, which an administrator lets every tenant's model look up (MPIC, section 3.1), and their routes."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
+from fastapi import Depends
 from pydantic import AfterValidator, Field, model_validator
 
-from emblema.engine.async_engine import AsyncEngine
 from emblema.engine.engine import Engine
 from emblema.engine.retrieval import Retrieval
 from emblema.errors import MediaError
@@ -13,12 +13,12 @@ from emblema.library.dynamic import DynamicLibrary
 from emblema.library.items import NAME_LENGTH, LibraryItem
 from emblema.serve.client_body import ClientBody
 from emblema.serve.faults import ServeError, missing
-from emblema.serve.files import FileStore
+from emblema.serve.host import AskedPage, Owner
 from emblema.serve.keys import Tenant
-from emblema.serve.media_reading import MediaReader
 from emblema.serve.messages import ChatRequest
+from emblema.serve.reply_types import ListedPage
+from emblema.serve.service import Served, Service
 from emblema.serve.settings import ServeSettings
-from emblema.serve.work_pools import NOBODY
 
 Told = dict[str, Any]
 """A collection as clients read it."""
@@ -47,57 +47,91 @@ class CollectionItem(ClientBody):
         return self
 
 
-class Collections:
-    """The collections of an engine on the shared library.
+class CollectionBody(ClientBody):
+    """All items of a collection."""
 
-    Args:
-        shared: the engine.
-        files: of all tenants.
-        reader: of media.
-    """
+    items: list[CollectionItem] = Field(min_length=1, max_length=10_000)
 
-    def __init__(self, shared: AsyncEngine, files: FileStore, reader: MediaReader) -> None:
-        self._shared, self._files, self._reader = shared, files, reader
+    @model_validator(mode="after")
+    def _names_once(self) -> Self:
+        if len({item.name for item in self.items}) < len(self.items):
+            raise ValueError("give each item a name of its own")
+        return self
 
-    async def told(self, tenant: Tenant) -> list[Told]:
-        """Return all collections, without their items."""
-        engine = self._shared.engine
 
-        def read() -> list[Told]:
-            return [_told(engine.collection(name), items=False) for name in engine.collections]
+class NewCollection(CollectionBody):
+    """A collection that is not there yet."""
 
-        return await self._reader.pools.tables.run(tenant.owner, read)
+    name: Name
 
-    async def one(self, tenant: Tenant, name: str) -> Told:
-        """Return a collection as it is now; `ServeError` where there is none."""
-        engine = self._shared.engine
-        return await self._reader.pools.tables.run(tenant.owner, lambda: _told(_existing(engine, name)))
 
-    async def write(self, tenant: Tenant, name: str, items: Sequence[CollectionItem]) -> Told:
-        """Make all items' rows, in turns with other requests, and then the version that holds them."""
-        made, run = {}, self._reader.pools.tables.run
-        for item in items:
-            source = None if item.file_id is None else await run(tenant.owner, self._files.read, tenant, item.file_id)
-            options = {} if item.text is None else {"text": item.text}
-            try:
-                with self._reader.held.open(tenant.owner) as holding:
-                    media = None if source is None else await self._reader.load(tenant, source, None, holding)
-                    piece = await self._shared.add(media, **options)
-                made[item.name] = LibraryItem(source, options, piece)
-            except MediaError as error:
-                raise ServeError(400, f"the item {item.name!r} cannot be read: {error}", None, "items") from error
+async def administrator(tenant: Owner) -> Tenant:
+    """Return whose a request is; `ServeError` where it may not write collections."""
+    if not tenant.administrator:
+        raise ServeError(403, "collections are written with an administrator's key", "not_administrator")
+    return tenant
 
-        def switch(engine: Engine) -> DynamicLibrary:
-            library = engine.collection(name)
-            library.replace(made)
-            return library
 
-        return await run(tenant.owner, _told, await self._shared.run(switch))
+Administrator = Annotated[Tenant, Depends(administrator)]
 
-    async def delete(self, name: str) -> None:
-        """Delete a collection, and what was made for it alone; `ServeError` where there is none."""
-        library = await self._reader.pools.tables.run(NOBODY, _existing, self._shared.engine, name)
-        await self._shared.run(lambda engine: library.replace({}))
+
+async def make(body: NewCollection, service: Served, tenant: Administrator) -> Told:
+    """Make a collection."""
+    if body.name in service.shared.engine.collections:
+        raise ServeError(409, f"there is a collection {body.name!r} already: put a new version", "collection_exists")
+    return await _write(service, tenant, body.name, body.items)
+
+
+async def collections(service: Served, tenant: Owner, wanted: AskedPage) -> ListedPage[Told]:
+    """List all collections by name, from the last on if asked."""
+    engine = service.shared.engine
+
+    def read() -> list[Told]:
+        return [_told(engine.collection(name), items=False) for name in engine.collections]
+
+    known = await service.pools.tables.run(tenant.owner, read)
+    return wanted.page(known[:: -1 if wanted.order == "desc" else 1], lambda told: str(told["id"]), lambda told: told)
+
+
+async def collection(name: str, service: Served, tenant: Owner) -> Told:
+    """Return a collection as it is now, with its items."""
+    engine = service.shared.engine
+    return await service.pools.tables.run(tenant.owner, lambda: _told(_existing(engine, name)))
+
+
+async def replace(name: str, body: CollectionBody, service: Served, tenant: Administrator) -> Told:
+    """Put a new version in place of the present one, all at once; replies under way keep theirs."""
+    await service.pools.tables.run(tenant.owner, _existing, service.shared.engine, name)
+    return await _write(service, tenant, name, body.items)
+
+
+async def delete(name: str, service: Served, tenant: Administrator) -> Told:
+    """Delete a collection, and what was made for it alone."""
+    library = await service.pools.tables.run(tenant.owner, _existing, service.shared.engine, name)
+    await service.shared.run(lambda engine: library.replace({}))
+    return {"id": name, "object": "collection", "deleted": True}
+
+
+async def _write(service: Service, tenant: Tenant, name: str, items: Sequence[CollectionItem]) -> Told:
+    """Make all items' rows, in turns with other requests, and then the version that holds them."""
+    made, run = {}, service.pools.tables.run
+    for item in items:
+        source = None if item.file_id is None else await run(tenant.owner, service.files.read, tenant, item.file_id)
+        options = {} if item.text is None else {"text": item.text}
+        try:
+            with service.held.open(tenant.owner) as holding:
+                media = None if source is None else await service.reader.load(tenant, source, None, holding)
+                piece = await service.shared.add(media, **options)
+            made[item.name] = LibraryItem(source, options, piece)
+        except MediaError as error:
+            raise ServeError(400, f"the item {item.name!r} cannot be read: {error}", None, "items") from error
+
+    def switch(engine: Engine) -> DynamicLibrary:
+        library = engine.collection(name)
+        library.replace(made)
+        return library
+
+    return await run(tenant.owner, _told, await service.shared.run(switch))
 
 
 def _existing(engine: Engine, name: str) -> DynamicLibrary:

@@ -7,12 +7,12 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from emblema.engine.generation import GenerateRequest
-from emblema.serve.chat import Called, PreparedRequest, respond
+from emblema.serve.chat import Called, respond
 from emblema.serve.client_body import ClientBody
 from emblema.serve.faults import ServeError, missing
 from emblema.serve.parts import refuse_large
 from emblema.serve.replies import Answer, Choice, CompletionForm, Entries, Json
-from emblema.serve.sampling_fields import SamplingFields
+from emblema.serve.reply_fields import OTHER_SAMPLING, SamplingFields
 from emblema.serve.token_logprobs import TokenLogprobs
 
 LONGEST = 16
@@ -23,11 +23,7 @@ class CompletionRequest(ClientBody, SamplingFields):
     """The body of `POST /v1/completions`."""
 
     passed = {"user": None, "metadata": None, "store": None, "service_tier": None, "suffix": ("",), "echo": (False,)}
-    elsewhere = {
-        "echo": (), "suffix": (), "best_of": (1,), "repetition_penalty": (1,), "top_k": (0, -1), "min_p": (0,),
-        "min_tokens": (0,), "ignore_eos": (False,), "stop_token_ids": ([],), "response_format": ({"type": "text"},),
-        "structured_outputs": (), "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (),
-    }  # fmt: skip
+    elsewhere = OTHER_SAMPLING | {"echo": (), "suffix": (), "response_format": ({"type": "text"},)}
     model: str = Field(max_length=1_000)
     prompt: str
     max_tokens: int = Field(LONGEST, ge=1)
@@ -48,7 +44,7 @@ class CompletionRequest(ClientBody, SamplingFields):
         return text
 
 
-class TextForm:
+class TextForm(CompletionForm):
     """Choices as completions have them."""
 
     kind, chunk_kind, id_prefix = "text_completion", "text_completion", "cmpl"
@@ -56,9 +52,6 @@ class TextForm:
     def whole(self, choice: Choice) -> Json:
         """Return a finished choice."""
         return _written(choice, choice.text, choice.told, choice.finish_reason, 0)
-
-    def opening(self, choice: Choice) -> None:
-        """Return nothing: a stream begins with its text."""
 
     def parts(self, choice: Choice, fresh: str, entries: Entries) -> list[Json]:
         """Return what a stream tells of a piece; the last part of a choice says why it ended."""
@@ -101,17 +94,15 @@ async def completions(body: CompletionRequest, call: Called) -> Response:
         """Return the prompt's tokens, as the tokenizer begins a text, and the words that the model does not know."""
         return session.tokenizer(body.prompt)["input_ids"], session.remark_on(body.prompt)
 
-    async def ask(answer: Answer) -> PreparedRequest:
+    async def ask(answer: Answer) -> tuple[GenerateRequest, int]:
         ids, remark = await engine.beside.run(call.tenant.owner, read)
         if not ids:
             raise ServeError(400, "the prompt is empty: give a text", None, "prompt")
         answer.remarks += [] if remark is None else [remark]
         strategy, sampling = body.strategy or service.settings.strategy, body.sampling_of(body.max_tokens)
-        return PreparedRequest(
-            GenerateRequest([ids], strategy, sampling, template=False, likeliest=body.logprobs), len(ids)
-        )
+        return GenerateRequest([ids], strategy, sampling, template=False, likeliest=body.logprobs), len(ids)
 
     told = [None if body.logprobs is None else TokenLogprobs(session.tokenizer) for _ in range(body.n)]
     choices = [Choice(index, each) for index, each in enumerate(told)]
-    form = CompletionForm(TextForm(), service.settings.name, body.tells_usage)
+    form = TextForm(service.settings.name, body.tells_usage)
     return await respond(call, form, choices, ask, body.stream)

@@ -6,8 +6,7 @@ from fastapi import Form, Response, UploadFile
 
 from emblema.serve.faults import ServeError
 from emblema.serve.files import FAILED, PROCESSED, FileEntry
-from emblema.serve.host import Held, Hosted, Owner
-from emblema.serve.listing import AskedPage
+from emblema.serve.host import AskedPage, Held, Hosted, Owner
 from emblema.serve.reply_types import DeletedFile, FileObject, ListedPage
 
 SHORTEST, LONGEST = 3_600, 2_592_000

@@ -8,23 +8,21 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from prometheus_client import Counter
 from starlette.datastructures import Headers
 
 from emblema.errors import EmblemaError
-from emblema.serve.body_reading import BodyReader, Message, too_large
+from emblema.serve.body_reading import BodyReader, Message, Receive, too_large
 from emblema.serve.faults import ServeError, response_to
-from emblema.serve.held_bytes import HeldBytes, Holding
-from emblema.serve.host import key_of
+from emblema.serve.held_bytes import Holding
+from emblema.serve.host import KeyedServer, key_of
 from emblema.serve.keys import Tenant
 from emblema.serve.settings import LOOPBACK, ServeSettings
 from emblema.serve.work_pools import NOBODY
 
 _LOG = logging.getLogger("emblema.serve")
-Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 _ID = re.compile(r"[!-~]{1,128}")
@@ -36,16 +34,6 @@ _FOREIGN_HOST = (
     "this server answers to localhost alone: name the host in its setting host_names, as with `emblema serve --set "
     "host_names=host.docker.internal`, or make a key with `emblema keys add NAME` and start it with --host 0.0.0.0"
 )
-
-
-class GuardedServer(Protocol):
-    """What the guard asks of a server."""
-
-    requests: Counter
-    held: HeldBytes
-
-    async def tenant_of(self, authorization: str | None) -> Tenant:
-        """Return whose a request is; `ServeError` where it is nobody's."""
 
 
 class Guard:
@@ -111,7 +99,7 @@ class Guard:
             return ServeError(403, _FOREIGN_HOST, "foreign_host")
         return None
 
-    async def _admit(self, server: GuardedServer, path: str, headers: Headers, state: Message) -> EmblemaError | None:
+    async def _admit(self, server: KeyedServer, path: str, headers: Headers, state: Message) -> EmblemaError | None:
         """Note whose a request is, before its body is read; return why it is nobody's."""
         if path.startswith("/v1/"):
             try:
@@ -120,7 +108,7 @@ class Guard:
                 return error
         return None
 
-    def _held(self, server: GuardedServer, state: Message, body: BodyReader) -> Holding:
+    def _held(self, server: KeyedServer, state: Message, body: BodyReader) -> Holding:
         tenant: Tenant | None = state.get("tenant")
         state["holding"] = body.holding = server.held.open(NOBODY if tenant is None else tenant.owner)
         return body.holding
@@ -140,10 +128,10 @@ def _split(address: str | None) -> SplitResult:
         return urlsplit("")
 
 
-def _ready(scope: Message) -> GuardedServer | None:
+def _ready(scope: Message) -> KeyedServer | None:
     """Return the server; None while its model is not loaded."""
     try:
-        server: GuardedServer = scope["app"].state.host()
+        server: KeyedServer = scope["app"].state.host()
     except ServeError:
         return None
     return server

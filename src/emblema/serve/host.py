@@ -1,72 +1,105 @@
-"""What the routes of every engine's server share: its settings, its tenants, their files."""
+"""What the routes of every engine's server share: its settings, its tenants, their files, and how these are listed."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeVar
 
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 from prometheus_client import CollectorRegistry, Counter
 
-from emblema.serve.access import Access
 from emblema.serve.cache_making import CacheMaker
-from emblema.serve.caches import CacheStore
+from emblema.serve.caches import CachePart, CacheStore
 from emblema.serve.files import FileStore
 from emblema.serve.held_bytes import HeldBytes, Holding
-from emblema.serve.keys import KeyRing, Tenant, store_salts
+from emblema.serve.keys import Access, KeyRing, Tenant, store_salts
 from emblema.serve.media_reading import MediaReader
+from emblema.serve.reply_types import ListedPage
 from emblema.serve.settings import ServeSettings
-from emblema.serve.upkeep import Upkeep
-from emblema.serve.work_pools import NOBODY, WorkPools
+from emblema.serve.upkeep import Upkeep, retried
+from emblema.serve.work_pools import NOBODY, PoolMetrics, WorkPools
 from emblema.store.store import Store, TenantStore
+from emblema.store.warm_parts import WarmParts
 
 _SWEEP_SECONDS = 60.0
 """Seconds between two looks for what has expired."""
 
 
-class Host(ABC):
-    """A server of one engine, as the guard and the routes of files and caches see it; each engine has one.
+class KeyedServer:
+    """A server as the guard sees it.
 
     Args:
         settings: of the server.
         keys: of its tenants.
-        store: of their pieces.
-        requests: counts requests by path and status.
+        registry: of its metrics.
         open, again: see `Access`.
 
     Attributes:
+        requests: counts requests by path and status.
         pools: threads for all that is not the model's.
         held: what requests hold of memory.
         upkeep: what is done again and again.
+    """
+
+    def __init__(
+        self, settings: ServeSettings, keys: KeyRing, registry: CollectorRegistry, open: bool, again: bool = False
+    ) -> None:
+        self.settings, self.keys = settings, keys
+        self.requests = Counter("emblema_requests", "Requests answered.", ["path", "status"], registry=registry)
+        self.pools, self.held, self.upkeep = WorkPools(), HeldBytes(settings.byte_bounds), Upkeep()
+        self.access = Access(keys, open, self.pools.keys, again)
+        registry.register(PoolMetrics(self.pools, self.held, self.upkeep))
+
+    async def tenant_of(self, authorization: str | None) -> Tenant:
+        """Return whose a request is, by its header; `ServeError` where a key is needed and there is none that fits."""
+        return await self.access.tenant_of(authorization)
+
+
+class Host(KeyedServer, ABC):
+    """A server of one engine, as the routes of files and caches see it; each engine has one.
+
+    Args:
+        settings, keys, registry, open, again: see `KeyedServer`.
+        store: of its tenants' pieces.
+
+    Attributes:
         reader: fetches and decodes media.
         files, caches: of all tenants.
         cache_maker: makes and extends caches.
     """
 
-    cache_maker: CacheMaker
-
     def __init__(
         self,
         settings: ServeSettings,
         keys: KeyRing,
+        registry: CollectorRegistry,
         store: Store,
-        requests: Counter,
         open: bool,
         again: bool = False,
     ) -> None:
-        self.settings, self.keys, self.requests, self._store = settings, keys, requests, store
-        self.pools, self.held, self.upkeep = WorkPools(), HeldBytes(settings.byte_bounds), Upkeep()
-        self.access = Access(keys, open, self.pools.keys, again)
+        super().__init__(settings, keys, registry, open, again)
+        self._store = store
         self.reader = MediaReader(settings.media_limits, self.pools, self.held)
         self.files = FileStore(settings.folder, settings.quota_bytes, forget=self._forget)
         self.caches = CacheStore(settings.folder, settings.caches, settings.cache_bytes, self._set_pins)
+        self.cache_maker = CacheMaker(self.files, self.caches, self.reader, self.warm, self.upkeep, settings.deadline)
 
     @abstractmethod
-    def read_later(self, tenant: Tenant, id: str) -> None:
-        """Have an upload read behind its answer, as far as the engine does."""
+    async def warm(self, tenant: Tenant, parts: Sequence[CachePart]) -> WarmParts:
+        """Have the engine make parts ready in their order, and return what is durable of them."""
 
-    async def tenant_of(self, authorization: str | None) -> Tenant:
-        """Return whose a request is, by its header; `ServeError` where a key is needed and there is none that fits."""
-        return await self.access.tenant_of(authorization)
+    def read_later(self, tenant: Tenant, id: str) -> None:
+        """Have an upload read behind its answer, in its tenant's turn; nothing of it is in memory before."""
+
+        async def read() -> None:
+            async with self.pools.uploads.place(tenant.owner):
+                await self.read_upload(tenant, id)
+
+        self.upkeep.begin("uploads", retried(read))
+
+    @abstractmethod
+    async def read_upload(self, tenant: Tenant, id: str) -> None:
+        """Read an upload as far as the engine does before a request shows it; `BusyError` where it is to wait."""
 
     async def delete_file(self, tenant: Tenant, id: str) -> None:
         """Delete a file and what was made of it; `ServeError` where there is none."""
@@ -143,6 +176,43 @@ def key_of(headers: Mapping[str, str]) -> str | None:
     return headers.get("authorization") or (None if named is None else f"Bearer {named}")
 
 
-def request_counter(registry: CollectorRegistry) -> Counter:
-    """Return a new counter of requests."""
-    return Counter("emblema_requests", "Requests answered.", ["path", "status"], registry=registry)
+MOST = 10_000
+Entry = TypeVar("Entry")
+Body = TypeVar("Body")
+
+
+@dataclass(frozen=True, slots=True)
+class ListPage:
+    """Which part of a list is asked for.
+
+    Attributes:
+        after: id of the entry before the first; of one that is not there the list is empty.
+        limit: entries, at most.
+        order: `desc` from the newest on, `asc` from the oldest; None leaves it to the list.
+    """
+
+    after: str | None = None
+    limit: Annotated[int, Query(ge=1)] = MOST
+    order: Literal["asc", "desc"] | None = None
+
+    def page(
+        self, entries: Sequence[Entry], id_of: Callable[[Entry], str], body: Callable[[Entry], Body]
+    ) -> ListedPage[Body]:
+        """Return the body of the page of entries that stand in the order wanted."""
+        start = 0
+        if self.after is not None:
+            ids = [id_of(entry) for entry in entries]
+            start = ids.index(self.after) + 1 if self.after in ids else len(ids)
+        limit = min(self.limit, MOST)
+        shown, more = entries[start : start + limit], len(entries) > start + limit
+        first, last = (id_of(shown[0]), id_of(shown[-1])) if shown else (None, None)
+        return {
+            "object": "list",
+            "data": [body(entry) for entry in shown],
+            "has_more": more,
+            "first_id": first,
+            "last_id": last,
+        }
+
+
+AskedPage = Annotated[ListPage, Depends()]

@@ -23,8 +23,7 @@ from emblema.serve.parts import (
     TextContent,
     text_length,
 )
-from emblema.serve.response_format import ResponseFormat
-from emblema.serve.sampling_fields import SamplingFields
+from emblema.serve.reply_fields import OTHER_SAMPLING, ResponseFormat, SamplingFields
 from emblema.serve.tools import TOOLS, ToolCall, ToolUse
 from emblema.session.chat_template import ChatTemplate
 from emblema.session.decoding import Sampling
@@ -75,13 +74,9 @@ class ChatRequest(ClientBody, SamplingFields, CollectionChoice, ToolUse):
         "add_generation_prompt": (True,), "continue_final_message": (False,), "skip_special_tokens": (True,),
         "echo": (False,),
     }  # fmt: skip
-    elsewhere = {
-        "functions": ([],), "function_call": (), "audio": (),
-        "modalities": ([], ["text"]),
-        "repetition_penalty": (1,), "top_k": (0, -1),
-        "min_p": (0,), "min_tokens": (0,), "best_of": (1,), "ignore_eos": (False,), "stop_token_ids": ([],),
-        "bad_words": ([],), "reasoning_effort": (), "chat_template": (), "chat_template_kwargs": ({},),
-        "structured_outputs": (), "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (),
+    elsewhere = OTHER_SAMPLING | {
+        "functions": ([],), "function_call": (), "audio": (), "modalities": ([], ["text"]), "bad_words": ([],),
+        "reasoning_effort": (), "chat_template": (), "chat_template_kwargs": ({},),
     }  # fmt: skip
     model: str = Field(max_length=1_000)
     messages: list[ChatMessage] = Field(min_length=1, max_length=MESSAGES)

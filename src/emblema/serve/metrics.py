@@ -9,11 +9,6 @@ from prometheus_client.registry import Collector
 
 from emblema.engine.engine import Engine
 from emblema.engine.scheduler import Scheduler
-from emblema.serve.held_bytes import HeldBytes
-from emblema.serve.host import request_counter
-from emblema.serve.pool_metrics import PoolMetrics
-from emblema.serve.upkeep import Upkeep
-from emblema.serve.work_pools import WorkPools
 from emblema.session.replies import Reply
 from emblema.store.statistics import CounterName
 
@@ -22,11 +17,10 @@ _LANES = 64
 
 
 class Metrics:
-    """Counters of a server; and gauges of its scheduler, store and policy, read when they are asked for."""
+    """Counters of replies; and gauges of the scheduler, store and policy, read when they are asked for."""
 
-    def __init__(self, engine: Engine, scheduler: Scheduler) -> None:
-        self._registry = registry = CollectorRegistry()
-        self.requests = request_counter(registry)
+    def __init__(self, registry: CollectorRegistry, engine: Engine, scheduler: Scheduler) -> None:
+        self._registry = registry
         self.queries = Counter("emblema_queries", "Prompts linked, by lane.", ["lane"], registry=registry)
         self.hits = Counter("emblema_hits", "Prompts of which rows were taken, by lane.", ["lane"], registry=registry)
         self._lanes: set[str] = set()
@@ -41,10 +35,6 @@ class Metrics:
             )
         )
         registry.register(_Gauges(engine, scheduler))
-
-    def watch(self, pools: WorkPools, held: HeldBytes, upkeep: Upkeep) -> None:
-        """Tell from now on what waits beside the model, what requests hold, and what fails."""
-        self._registry.register(PoolMetrics(pools, held, upkeep))
 
     def note(self, reply: Reply, seconds: float) -> None:
         """Count a reply that took so many seconds in all."""

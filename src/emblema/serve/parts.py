@@ -95,11 +95,12 @@ class SettledContent(ClientBody):
     max_pixels: int | None = None
     resized_height: int | None = None
     resized_width: int | None = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
     @property
     def settings(self) -> MediaSettings:
         """How the media are to be taken; `MediaError` for a value that is not right."""
-        given = {name: getattr(self, name) for name in SettledContent.model_fields}
+        given = {name: getattr(self, name) for name in SettledContent.model_fields.keys() - {"prompt_cache_breakpoint"}}
         return settings_of(given | {"detail": getattr(self.named, "detail", None)})
 
     @property
@@ -115,7 +116,6 @@ class ImageContent(SettledContent):
     kind = "image"
     type: Literal["image_url"]
     image_url: Address
-    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 class VideoContent(SettledContent):
@@ -124,7 +124,6 @@ class VideoContent(SettledContent):
     kind = "video"
     type: Literal["video_url"]
     video_url: Address
-    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 class FileReference(ClientBody):
@@ -159,7 +158,6 @@ class SoundContent(SettledContent):
     kind = "audio"
     type: Literal["input_audio"]
     input_audio: Sound
-    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 class FileContent(SettledContent):
@@ -171,7 +169,6 @@ class FileContent(SettledContent):
     type: Literal["file"]
     file: FileReference
     slid: bool = False
-    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 class CacheReference(ClientBody):

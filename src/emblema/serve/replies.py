@@ -3,6 +3,7 @@
 import json
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -171,65 +172,57 @@ class Answer:
         }
 
 
-class ChoiceForm(Protocol):
-    """How an endpoint of completions writes a choice."""
-
-    kind: str
-    chunk_kind: str
-    id_prefix: str
-
-    def whole(self, choice: Choice) -> Json:
-        """Return a finished choice."""
-
-    def opening(self, choice: Choice) -> Json | None:
-        """Return what begins the stream of a choice; None for nothing."""
-
-    def parts(self, choice: Choice, fresh: str, entries: Entries) -> list[Json]:
-        """Return what a stream tells of a piece; at the end of a choice, the last says why it ended."""
-
-
-class CompletionForm:
+class CompletionForm(ABC):
     """Answers as OpenAI's completions have them: choices in a frame that every event repeats.
 
     Args:
-        choices: how each is written.
         model: as clients call it.
         usage: whether a stream ends with the usage.
     """
 
     last = b"data: [DONE]\n\n"
+    kind: str
+    chunk_kind: str
+    id_prefix: str
 
-    def __init__(self, choices: ChoiceForm, model: str, usage: bool) -> None:
-        self._choices, self._model, self._usage = choices, model, usage
-        self._id, self._created = f"{choices.id_prefix}-{uuid.uuid4().hex}", int(time.time())
+    def __init__(self, model: str, usage: bool) -> None:
+        self._model, self._usage = model, usage
+        self._id, self._created = f"{self.id_prefix}-{uuid.uuid4().hex}", int(time.time())
+
+    @abstractmethod
+    def whole(self, choice: Choice) -> Json:
+        """Return a finished choice."""
+
+    @abstractmethod
+    def parts(self, choice: Choice, fresh: str, entries: Entries) -> list[Json]:
+        """Return what a stream tells of a piece; at the end of a choice, the last says why it ended."""
 
     def body(self, answer: Answer, reply: Reply) -> Json:
         """Return the whole."""
-        body = self._frame(self._choices.kind, [self._choices.whole(choice) for choice in answer.choices])
+        body = self._frame(self.kind, [self.whole(choice) for choice in answer.choices])
         return body | {"usage": _usage(answer, reply), "emblema": answer.report(reply)}
 
     def begin(self, answer: Answer) -> list[Json]:
-        """Return what begins the stream of each choice."""
-        openings = map(self._choices.opening, answer.choices)
-        return [self._chunk([opening]) for opening in openings if opening is not None]
+        """Return nothing: a stream begins with its text."""
+        return []
 
     def more(self, answer: Answer, choice: Choice, fresh: str, entries: Entries) -> list[Json]:
         """Return the events of a piece; the last of a choice has its report."""
-        events = [self._chunk([part]) for part in self._choices.parts(choice, fresh, entries)]
+        events = [self._chunk(part) for part in self.parts(choice, fresh, entries)]
         if choice.reply is not None and events:
             events[-1] |= {"emblema": answer.report(choice.reply)}
         return events
 
     def end(self, answer: Answer, reply: Reply) -> list[Json]:
         """Return an event with the usage, if it was asked for."""
-        return [self._chunk([]) | {"usage": _usage(answer, reply)}] if self._usage else []
+        return [self._chunk() | {"usage": _usage(answer, reply)}] if self._usage else []
 
     def failed(self, error: Exception) -> Json:
         """Return the event of an error."""
         return error_body(error)
 
-    def _chunk(self, choices: list[Json]) -> Json:
-        return self._frame(self._choices.chunk_kind, choices)
+    def _chunk(self, *choices: Json) -> Json:
+        return self._frame(self.chunk_kind, [*choices])
 
     def _frame(self, kind: str, choices: list[Json]) -> Json:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model, "choices": choices}

@@ -9,21 +9,16 @@ from typing import Any
 from fastapi import Response
 from pydantic import Field
 
-from emblema.serve.chat import Called, answer_translated
-from emblema.serve.client_body import ClientBody, object_of, refuse_unwritable
+from emblema.serve.chat import Called, TranslatedBody, answer_translated, translated
+from emblema.serve.client_body import object_of, refuse_unwritable
 from emblema.serve.faults import ServeError, error_body
 from emblema.serve.replies import Answer, Choice, Entries, Json
 from emblema.session.replies import Reply
 
-SHARED = (
-    "model", "temperature", "top_p", "stream", "parallel_tool_calls", "strategy", "max_kl", "survivors", "seed",
-    "collections", "retrieval", "prompt_cache_key", "prompt_cache_options",
-)  # fmt: skip
-"""Fields that a chat completion has under the same name."""
 LOGPROBS = "message.output_text.logprobs"
 
 
-class ResponsesBody(ClientBody):
+class ResponsesBody(TranslatedBody):
     """The body of `POST /v1/responses`. What a chat completion has too is checked there."""
 
     passed = {
@@ -37,7 +32,6 @@ class ResponsesBody(ClientBody):
         "prompt": (),
         "reasoning": (),
     }
-    model: str = Field(max_length=1_000)
     input: str | list[Json] = Field(max_length=2**26)
     instructions: str | None = None
     previous_response_id: Any = None
@@ -45,19 +39,11 @@ class ResponsesBody(ClientBody):
     include: list[str] = []
     max_output_tokens: int | None = Field(None, ge=1)
     text: Json = {}
-    tools: list[Json] = []
     tool_choice: Any = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     temperature: float | None = None
-    top_p: float | None = None
-    stream: bool = False
     parallel_tool_calls: bool | None = None
-    strategy: Any = None
-    max_kl: Any = None
-    survivors: Any = None
     seed: Any = None
-    collections: Any = None
-    retrieval: Any = None
     prompt_cache_key: Any = None
     prompt_cache_options: Any = None
 
@@ -73,7 +59,7 @@ def chat_of(body: ResponsesBody) -> Json:
             raise ServeError(400, f"{name}: replies are not kept here: send the conversation in `input`", None, name)
     for name in ("tools", "tool_choice", "instructions"):
         refuse_unwritable(getattr(body, name), name)
-    chat: Json = {name: getattr(body, name) for name in SHARED}
+    chat = body.shared
     opening = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     told = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else _turns(body.input)
     chat |= {"messages": [*opening, *told], "max_completion_tokens": body.max_output_tokens}
@@ -114,24 +100,18 @@ def _turns(items: list[Json]) -> list[Json]:
                     turns.append({"role": "assistant", "content": None})
                 turns[-1].setdefault("tool_calls", []).append(call)
             case {"type": "function_call_output"}:
-                content = _content(item.get("output"), f"{where}.output")
+                content = translated(item.get("output"), _part, f"{where}.output")
                 turns.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
             case {"type": "reasoning"}:
                 # Of another model: chat templates leave it out too.
                 continue
             case {"role": role, "content": content} if item.get("type", "message") == "message":
-                turns.append({"role": role, "content": _content(content, f"{where}.content")})
+                turns.append({"role": role, "content": translated(content, _part, f"{where}.content")})
             case _:
                 kind = str(item.get("type", "message"))[:80]
                 said = f"{where}: an item of type {kind!r} is not read here: give messages, function_call or its output"
                 raise ServeError(400, said, None, where)
     return turns
-
-
-def _content(content: Any, where: str) -> Any:
-    if not isinstance(content, list):
-        return content
-    return [_part(part, f"{where}[{index}]") for index, part in enumerate(content)]
 
 
 def _part(part: Any, where: str) -> Json:

@@ -4,22 +4,22 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends
+from prometheus_client import CollectorRegistry
 
 from emblema.engine.async_engine import AsyncEngine
 from emblema.engine.request_queue import SchedulerLimits
 from emblema.errors import BusyError, EmblemaError, MediaError
-from emblema.serve.access import check_open
-from emblema.serve.cache_making import CacheMaker
-from emblema.serve.collections import Collections
+from emblema.serve.caches import CachePart
 from emblema.serve.content import ContentReader
 from emblema.serve.faults import ServeError
 from emblema.serve.files import FAILED
 from emblema.serve.host import Host, host_of
-from emblema.serve.keys import LOCAL, KeyRing, Tenant
+from emblema.serve.keys import LOCAL, KeyRing, Tenant, check_open
 from emblema.serve.metrics import Metrics
 from emblema.serve.settings import ServeSettings
 from emblema.serve.work_pools import NOBODY
@@ -32,6 +32,7 @@ from emblema.store.remote.redis import RedisTier
 from emblema.store.remote.redis_feed import RedisFeed
 from emblema.store.settings import StoreSettings
 from emblema.store.store import Store
+from emblema.store.warm_parts import WarmParts
 from emblema.work_pool import run_alone
 
 _LOG = logging.getLogger("emblema.serve")
@@ -48,19 +49,15 @@ class Service(Host):
     """
 
     def __init__(self, settings: ServeSettings, engine: AsyncEngine, keys: KeyRing) -> None:
-        self.engine, self.metrics = engine, Metrics(engine.engine, engine.scheduler)
+        self.engine, registry = engine, CollectorRegistry()
         self.created = int(time.time())
         self.grammars = GrammarCompiler(engine.engine.tokenizer, engine.engine.end_tokens, settings.name)
-        super().__init__(settings, keys, engine.store.parent, self.metrics.requests, settings.loopback)
+        super().__init__(settings, keys, registry, engine.store.parent, settings.loopback)
+        self.metrics = Metrics(registry, engine.engine, engine.scheduler)
         self.shared = engine.on(engine.store.parent.shared)
         model = engine.engine.adapter.fingerprint
         self.content = ContentReader(self.files, self.caches, self.engine_of, self.reader, model)
-        self.collections = Collections(self.shared, self.files, self.reader)
-        self.cache_maker = CacheMaker(
-            self.files, self.caches, self.reader, self.content.warm, self.upkeep, settings.deadline
-        )
         self._engines: OrderedDict[str, AsyncEngine] = OrderedDict()
-        self.metrics.watch(self.pools, self.held, self.upkeep)
 
     @classmethod
     async def open(cls, settings: ServeSettings) -> "Service":
@@ -98,28 +95,25 @@ class Service(Host):
             self._engines.popitem(last=False)
         return found
 
-    def read_later(self, tenant: Tenant, id: str) -> None:
-        """Have an upload encoded and prefilled, in its tenant's turn; nothing of it is in memory before."""
-        self.upkeep.begin("prefill", self._prefill(tenant, id))
+    async def warm(self, tenant: Tenant, parts: Sequence[CachePart]) -> WarmParts:
+        """Prefill parts in their order, and return what the store has of them; errors as `ContentReader.warm`."""
+        return await self.content.warm(tenant, parts)
 
-    async def _prefill(self, tenant: Tenant, id: str) -> None:
-        while True:
-            try:
-                async with self.pools.uploads.place(tenant.owner), asyncio.timeout(self.settings.deadline):
-                    await self.content.prefill_file(tenant, id)
+    async def read_upload(self, tenant: Tenant, id: str) -> None:
+        """Have an upload encoded and prefilled; `BusyError` where it is to wait."""
+        try:
+            async with asyncio.timeout(self.settings.deadline):
+                await self.content.prefill_file(tenant, id)
+        except BusyError:
+            raise
+        except (MediaError, ServeError) as error:
+            if isinstance(error, ServeError) and error.status != 413:
+                _LOG.info("%s is not prefilled: %s", id, error)
                 return
-            except BusyError as error:
-                await asyncio.sleep(error.retry_after)
-            except (MediaError, ServeError) as error:
-                if isinstance(error, ServeError) and error.status != 413:
-                    _LOG.info("%s is not prefilled: %s", id, error)
-                    return
-                note = self.files.note
-                await self.pools.tables.run(tenant.owner, note, tenant, id, FAILED, str(error), None, ())
-                return
-            except (EmblemaError, TimeoutError) as error:
-                _LOG.warning("%s could not be prefilled, it is read when it is asked for: %s", id, error)
-                return
+            note = self.files.note
+            await self.pools.tables.run(tenant.owner, note, tenant, id, FAILED, str(error), None, ())
+        except (EmblemaError, TimeoutError) as error:
+            _LOG.warning("%s could not be prefilled, it is read when it is asked for: %s", id, error)
 
     async def close(self) -> None:
         """Let the replies under way end within the grace, and close the engine and its store."""

@@ -7,8 +7,7 @@ import socket
 
 from emblema.errors import EmblemaError
 from emblema.models.names import check_model_name
-from emblema.serve.access import check_open
-from emblema.serve.keys import KeyRing
+from emblema.serve.keys import KeyRing, check_open
 from emblema.serve.settings import ServeSettings
 
 USUAL_STRATEGY = str(ServeSettings.model_fields["strategy"].default)

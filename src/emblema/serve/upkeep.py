@@ -4,11 +4,24 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from emblema.errors import EmblemaError
 
 _LOG = logging.getLogger("emblema.serve")
+T = TypeVar("T")
+
+
+async def retried(work: Callable[[], Awaitable[T]]) -> T:
+    """Do something, and again as long as its error says after which time that is worth it."""
+    while True:
+        try:
+            return await work()
+        except EmblemaError as error:
+            again: float | None = getattr(error, "retry_after", None)
+            if again is None:
+                raise
+        await asyncio.sleep(again)
 
 
 class Upkeep:

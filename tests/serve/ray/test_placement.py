@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emblema.serve.ray.media_places import MediaPlaces
-from emblema.serve.ray.placement import RoutedRequest, SetAffinity
+from emblema.serve.ray.placement import MediaPlaces, RoutedRequest, SetAffinity
 
 DIGESTS = st.integers(0, 20)
 REPLICAS = st.integers(0, 6)

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from emblema.errors import EmblemaError
-from emblema.serve.access import check_open
 from emblema.serve.beside.engine_api import EngineApi
-from emblema.serve.keys import KeyRing
+from emblema.serve.keys import KeyRing, check_open
 from emblema.serve.settings import ServeSettings
 from emblema.serve.starting import check_address
 

@@ -1,31 +1,29 @@
 """Tenants, their files and caches, beside the engine of a server that the plugin runs in."""
 
-import asyncio
-import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from blake3 import blake3
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from emblema.errors import BusyError, DeadlineError, EmblemaError, MediaError
+from emblema.errors import DeadlineError, EmblemaError, MediaError
 from emblema.media.source import is_address
 from emblema.serve.beside.body_media import MediaReference, ReadMedia
 from emblema.serve.beside.command_line import check_access
 from emblema.serve.beside.engine_api import EngineApi
 from emblema.serve.beside.warming import PartWarmer
-from emblema.serve.cache_making import CacheMaker
+from emblema.serve.caches import CachePart
 from emblema.serve.faults import ServeError
 from emblema.serve.files import FAILED, UPLOADED
-from emblema.serve.host import Host, request_counter
+from emblema.serve.host import Host
 from emblema.serve.keys import LOCAL, KeyRing, Tenant
-from emblema.serve.pool_metrics import PoolMetrics
 from emblema.serve.settings import ServeSettings
 from emblema.store.settings import StoreSettings
 from emblema.store.store import Store
+from emblema.store.warm_parts import WarmParts
 from emblema.work_pool import PoolSize, WorkPool
 
 T = TypeVar("T")
@@ -66,29 +64,19 @@ class EngineHost(Host):
         store = Store(settings.store, device_bytes=1, settings=StoreSettings(device="cpu"))
         # An engine with a key of its own asks for that, as long as there are no others.
         open = settings.loopback or own_key
-        super().__init__(settings, keys, store, request_counter(registry), open, again=own_key)
-        registry.register(PoolMetrics(self.pools, self.held, self.upkeep))
+        super().__init__(settings, keys, registry, store, open, again=own_key)
         self.api = api
-        self.limits = settings.media_limits
         self.warmer = PartWarmer(store, settings.name, api, shards, self.pools.tables)
-        self.cache_maker = CacheMaker(
-            self.files, self.caches, self.reader, self.warmer.warm, self.upkeep, settings.deadline
-        )
         self.readers = WorkPool("media", _READERS)
         self._checked: OrderedDict[tuple[str, bytes], str] = OrderedDict()
 
-    def read_later(self, tenant: Tenant, id: str) -> None:
-        """Have an upload decoded once, so that it says what it is, or why it cannot be read."""
-        self.upkeep.begin("look", self._look_later(tenant, id))
+    async def warm(self, tenant: Tenant, parts: Sequence[CachePart]) -> WarmParts:
+        """Show parts to the engine in their order, and return what is on disk of them; errors as `PartWarmer.warm`."""
+        return await self.warmer.warm(tenant, parts)
 
-    async def _look_later(self, tenant: Tenant, id: str) -> None:
-        while True:
-            try:
-                async with self.pools.uploads.place(tenant.owner):
-                    await self.readers.run(tenant.owner, self._look_at, tenant, id)
-                return
-            except BusyError as error:
-                await asyncio.sleep(error.retry_after)
+    async def read_upload(self, tenant: Tenant, id: str) -> None:
+        """Have an upload decoded once, so that it says what it is, or why it cannot be read."""
+        await self.readers.run(tenant.owner, self._look_at, tenant, id)
 
     def _look_at(self, tenant: Tenant, id: str) -> None:
         try:
@@ -171,10 +159,6 @@ class EngineHost(Host):
             raise MediaError(f"this is of the kind {kind}, the part says {reference.kind}")
         name = None if tenant is LOCAL else blake3(data, key=_key(_NAME, tenant)).hexdigest()
         return ReadMedia(kind, data, name)
-
-    def picture(self, tenant: Tenant, id: str) -> bytes:
-        """Return the bytes of a file that is a picture; errors as `read`."""
-        return self.read(tenant, MediaReference(id, kind="image"), math.inf).data
 
     def _in_time(self, until: float, work: Callable[[float], T]) -> T:
         try:

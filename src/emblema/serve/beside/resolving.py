@@ -3,7 +3,6 @@
 A middleware within the engine's own, so that its checks come first. A body is read once it is known whose it is.
 """
 
-import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -19,6 +18,7 @@ from emblema.errors import EmblemaError
 from emblema.serve.beside.body_media import Form, resolve_media
 from emblema.serve.beside.engine_host import READING_SECONDS, EngineHost
 from emblema.serve.beside.reply_notes import ReplyNotes
+from emblema.serve.body_reading import receive_of
 from emblema.serve.cache_routes import cache_content
 from emblema.serve.endpoints import SHARED, add_endpoints
 from emblema.serve.faults import ServeError, answer_error
@@ -244,14 +244,9 @@ def with_body(scope: Message, receive: Any, body: bytes) -> Any:
     headers = [
         (name, value) for name, value in scope["headers"] if name not in (b"content-length", b"transfer-encoding")
     ]
-    left = [body]
-
-    async def receive_body() -> Message:
-        return {"type": "http.request", "body": left.pop()} if left else await receive()
-
     # In place: what is around tells by the scope which route was taken.
     scope["headers"] = [*headers, (b"content-length", str(len(body)).encode())]
-    return receive_body
+    return receive_of(body, receive)
 
 
 async def post(app: App, application: Any, path: str, body: bytes) -> tuple[int, bytes]:
@@ -269,14 +264,7 @@ async def post(app: App, application: Any, path: str, body: bytes) -> tuple[int,
         "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())],
         "app": application, "state": {},
     }  # fmt: skip
-    given, status, parts = [body], 0, []
-
-    async def receive() -> Message:
-        if given:
-            return {"type": "http.request", "body": given.pop()}
-        # Nobody leaves: the caller is cancelled instead.
-        await asyncio.Event().wait()
-        return {"type": "http.disconnect"}
+    status, parts = 0, []
 
     async def send(message: Message) -> None:
         nonlocal status
@@ -285,5 +273,5 @@ async def post(app: App, application: Any, path: str, body: bytes) -> tuple[int,
         else:
             parts.append(message.get("body", b""))
 
-    await app(scope, receive, send)
+    await app(scope, receive_of(body), send)
     return status, b"".join(parts)

@@ -23,7 +23,7 @@ from emblema.store.disk.entry import DiskEntry
 from emblema.store.identity import artifact_id, owner_digest
 from emblema.store.store import Store
 from emblema.store.warm_parts import WarmParts
-from emblema.work_pool import RETRY_SECONDS, PoolSize, WorkPool
+from emblema.work_pool import RETRY_SECONDS, WorkPool
 
 Ask = Callable[[Tenant, dict[str, Any]], Awaitable[dict[str, Any]]]
 """Has the engine answer a tenant's chat request; raises ServeError where it refuses."""
@@ -82,9 +82,8 @@ class PartWarmer:
         pool: looks at the disk.
     """
 
-    def __init__(self, store: Store, model: str, api: EngineApi, shards: int = 1, pool: WorkPool | None = None) -> None:
-        self._pool = pool or WorkPool("tables", PoolSize(2, 2))
-        self._store, self._model, self._api, self._shards = store, model, api, shards
+    def __init__(self, store: Store, model: str, api: EngineApi, shards: int, pool: WorkPool) -> None:
+        self._store, self._model, self._api, self._shards, self._pool = store, model, api, shards, pool
         self._ask: Ask | None = None
         # By owner and digest of a part that was shown alone: its chunk and the rows of it.
         self._known: OrderedDict[tuple[str, bytes], tuple[str, int]] = OrderedDict()

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, MutableMapping
+from collections.abc import AsyncIterator, MutableMapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -13,18 +13,16 @@ from starlette.requests import Request
 
 from emblema.errors import EmblemaError
 from emblema.serve import faults
-from emblema.serve.access import Access
+from emblema.serve.body_reading import receive_of
 from emblema.serve.caches import CacheStore
 from emblema.serve.faults import ServeError, response_to
 from emblema.serve.guard import Guard
-from emblema.serve.held_bytes import HeldBytes
-from emblema.serve.host import request_counter
+from emblema.serve.host import KeyedServer
 from emblema.serve.keys import KeyRing, Tenant
 from emblema.serve.ray.placement import RoutedRequest
 from emblema.serve.ray.replica import ForwardedRequest, ResponseStart
 from emblema.serve.ray.request_media import routed_chat, routed_upload
 from emblema.serve.settings import ServeSettings
-from emblema.serve.work_pools import WorkPools
 
 _LOG = logging.getLogger("emblema.serve.ray")
 TRIES = 3
@@ -51,7 +49,7 @@ class ReplicaPool(Protocol):
         """
 
 
-class Ingress:
+class Ingress(KeyedServer):
     """An ASGI application in front of replicas. It holds no model and keeps no state.
 
     Whose a request is, it finds out before it reads a body; the replicas do so again.
@@ -61,16 +59,10 @@ class Ingress:
     """
 
     def __init__(self, settings: ServeSettings, replicas: ReplicaPool) -> None:
-        self._settings, self._replicas = settings, replicas
-        self._pools = WorkPools()
         # Where this machine has none of the keys, the replicas alone ask for them.
-        self._access = Access(KeyRing(settings.folder), True, self._pools.keys)
-        self.requests, self.held = request_counter(CollectorRegistry()), HeldBytes(settings.byte_bounds)
+        super().__init__(settings, KeyRing(settings.folder), CollectorRegistry(), open=True)
+        self._replicas = replicas
         self._caches = CacheStore(settings.folder, settings.caches, settings.cache_bytes, _leave_pins)
-
-    async def tenant_of(self, authorization: str | None) -> Tenant:
-        """Return whose a request is; `ServeError` where it is nobody's."""
-        return await self._access.tenant_of(authorization)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -109,7 +101,7 @@ class Ingress:
         """Pass one replica's answer on; one of known length when it is whole."""
         pieces = self._replicas.answer(request, routed)
         # A model that is loaded again takes its time: longer than a reply may take, and no request hangs.
-        async with asyncio.timeout(self._settings.deadline + self._settings.grace):
+        async with asyncio.timeout(self.settings.deadline + self.settings.grace):
             start = await anext(pieces)
             if not isinstance(start, ResponseStart):
                 raise ReplicaGoneError("the answer has no beginning")
@@ -133,9 +125,9 @@ class Ingress:
             return RoutedRequest()
         try:
             if scope["path"] == "/v1/files" and scope["method"] == "POST":
-                return await routed_upload(tenant.owner, Request(scope, _once(body)))
+                return await routed_upload(tenant.owner, Request(scope, receive_of(body)))
             files = partial(self._files_of, tenant)
-            return await self._pools.tables.run(tenant.owner, routed_chat, tenant.owner, body, files)
+            return await self.pools.tables.run(tenant.owner, routed_chat, tenant.owner, body, files)
         except Exception as error:
             _LOG.warning("a request is routed by load alone: %s", error)
             return RoutedRequest()
@@ -172,10 +164,3 @@ def make_ingress(settings: ServeSettings, replicas: ReplicaPool) -> FastAPI:
 
 def _leave_pins(owner: str, tenant: str, pieces: Any, pinned: bool) -> None:
     """Leave pins to replicas."""
-
-
-def _once(body: bytes) -> Callable[[], Any]:
-    async def receive() -> MutableMapping[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive

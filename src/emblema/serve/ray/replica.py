@@ -7,6 +7,7 @@ from typing import Any
 
 from emblema.errors import EmblemaError
 from emblema.serve.app import make_app
+from emblema.serve.body_reading import receive_of
 from emblema.serve.ray.identity import ReplicaIdentity, in_folder, in_redis, join_cluster
 from emblema.serve.running import collect_beside_program
 from emblema.serve.service import Service
@@ -76,11 +77,8 @@ class ServerReplica:
         """Yield the start of the answer and then its body, in pieces."""
         pieces: asyncio.Queue[ResponseStart | bytes | None] = asyncio.Queue()
         left = asyncio.Event()
-        parts = [{"type": "http.request", "body": request.body, "more_body": False}]
 
-        async def receive() -> MutableMapping[str, Any]:
-            if parts:
-                return parts.pop()
+        async def leave() -> MutableMapping[str, Any]:
             await left.wait()
             return {"type": "http.disconnect"}
 
@@ -92,7 +90,7 @@ class ServerReplica:
             elif message["type"] == "http.response.body" and message.get("body"):
                 pieces.put_nowait(bytes(message["body"]))
 
-        task = asyncio.create_task(self._app(_scope(request), receive, send))
+        task = asyncio.create_task(self._app(_scope(request), receive_of(request.body, leave), send))
         task.add_done_callback(lambda _: pieces.put_nowait(None))
         try:
             while (piece := await pieces.get()) is not None:

@@ -1,16 +1,25 @@
-"""How a reply's tokens are chosen, as clients write it."""
+"""How a reply's tokens are chosen and what form it has to have, as clients write it."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from emblema.serve.client_body import ClientBody
 from emblema.session.decoding import Sampling
+from emblema.session.grammar import json_rule
 
 CHOICES = 8
 """Replies to one request, at most."""
 BIASES = 1_024
 """Tokens that a request gives a bias, at most."""
+OTHER_SAMPLING: dict[str, Sequence[object]] = {
+    "repetition_penalty": (1,), "top_k": (0, -1), "min_p": (0,), "min_tokens": (0,), "best_of": (1,),
+    "ignore_eos": (False,), "stop_token_ids": ([],), "structured_outputs": (), "guided_json": (), "guided_regex": (),
+    "guided_choice": (), "guided_grammar": (),
+}  # fmt: skip
+"""Fields that another engine serves, and the values of each that change no answer."""
 
 
 class StreamOptions(ClientBody):
@@ -60,3 +69,35 @@ class SamplingFields(BaseModel):
             frequency_penalty=self.frequency_penalty,
             logit_bias=self.logit_bias,
         )
+
+
+class SchemaFormat(ClientBody):
+    """A JSON schema. With `strict` a keyword that cannot be followed is refused, else it is passed over."""
+
+    passed = {"description": None}
+    name: str = Field(max_length=64)
+    accepted: dict[str, Any] = Field({"type": "object"}, alias="schema")
+    strict: bool = False
+
+
+class ResponseFormat(ClientBody):
+    """The field `response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _schema_is_there(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise PydanticCustomError("missing", "the field json_schema goes with the type json_schema, and no other")
+        return self
+
+    @property
+    def rule(self) -> str | None:
+        """The rule of what the reply has to be; None for any text, `PromptError` for a schema of too many levels."""
+        if self.type == "text":
+            return None
+        wanted = self.json_schema
+        if wanted is None:
+            return json_rule({"type": "object"}, strict=True)
+        return json_rule(wanted.accepted, strict=wanted.strict)
