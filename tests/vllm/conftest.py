@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from emblema import Engine
-from emblema.vllm import planner
+from emblema.vllm import kv_worker, planner
 from tests.vllm.cells import CHOICES, NEED_VLLM, PATIENT_SECONDS, Cell, enter
 
 SERVED_BY_VLLM = importlib.util.find_spec("vllm") is not None
@@ -56,6 +56,7 @@ def patient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner, "PLANNING_SECONDS", PATIENT_SECONDS)
         patch.setattr(planner, "STAGING_SECONDS", PATIENT_SECONDS)
+        patch.setattr(kv_worker, "STAGING_SECONDS", PATIENT_SECONDS)
         yield
 
 

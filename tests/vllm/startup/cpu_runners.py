@@ -100,11 +100,14 @@ def wait_long(environment: MutableMapping[str, str]) -> None:
     """Make a server wait as long as the environment says."""
     seconds = environment.get(PATIENCE)
 
-    def change(planner: ModuleType) -> None:
-        planner.PLANNING_SECONDS = planner.STAGING_SECONDS = float(seconds or 0)
+    def change(module: ModuleType) -> None:
+        for name in ("PLANNING_SECONDS", "STAGING_SECONDS"):
+            if hasattr(module, name):
+                setattr(module, name, float(seconds or 0))
 
     if seconds is not None:
         _change("emblema.vllm.planner", change)
+        _change("emblema.vllm.kv_worker", change)
 
 
 def _change(name: str, change: Callable[[ModuleType], None]) -> None:
