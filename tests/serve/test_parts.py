@@ -64,7 +64,7 @@ def test_sound_is_read_as_sound(tmp_path: Path) -> None:
     reader = MediaReader(MediaLimits(), WorkPools(), HeldBytes(ByteBounds(2**26, 2**27, 2**28)))
 
     async def read() -> Any:
-        kind, found = await reader.fetch(LOCAL, part)
+        kind, found = part.kind, await reader.fetch(LOCAL, part.named.address)
         assert (kind, found) == ("audio", sound())
         with reader.held.open(LOCAL.owner) as holding:
             return await reader.load(LOCAL, found, kind, holding, part.settings)

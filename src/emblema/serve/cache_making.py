@@ -115,9 +115,9 @@ class CacheMaker:
         run = self._reader.pools.tables.run
         if part.named.file_id is not None:
             return (await run(tenant.owner, self._files.entry, tenant, part.named.file_id)).id
-        kind, data = await self._reader.fetch(tenant, part)
+        data = await self._reader.fetch(tenant, part.named.address)
         with self._reader.held.open(tenant.owner) as holding:
-            await self._reader.load(tenant, data, kind, holding)
+            await self._reader.load(tenant, data, part.kind, holding)
         name = (part.file.filename if isinstance(part, FileContent) else None) or "part of a cache"
         kept = max(seconds, _SHORTEST_FILE)
         add = self._files.add

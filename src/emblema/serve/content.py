@@ -141,7 +141,7 @@ class ContentReader:
                 return await self._file_item(tenant, file, holding)
             kind, data = None, await self._tables.run(tenant.owner, self._files.read, tenant, file)
         else:
-            kind, data = await self._reader.fetch(tenant, part)
+            kind, data = part.kind, await self._reader.fetch(tenant, part.named.address)
         return {"type": kind or "file", kind or "file": await self._pending(tenant, data, kind, holding, settings)}
 
     async def _pending(

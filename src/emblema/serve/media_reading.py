@@ -8,9 +8,7 @@ from emblema.media.source import is_address, read_source
 from emblema.serve.faults import ServeError
 from emblema.serve.held_bytes import HeldBytes, Holding
 from emblema.serve.keys import Tenant
-from emblema.serve.parts import MediaContent
 from emblema.serve.work_pools import WorkPools
-from emblema.work_pool import WorkPool
 
 
 class MediaReader:
@@ -25,12 +23,17 @@ class MediaReader:
     def __init__(self, limits: MediaLimits, pools: WorkPools, held: HeldBytes) -> None:
         self.limits, self.pools, self.held = limits, pools, held
 
-    async def fetch(self, tenant: Tenant, part: MediaContent) -> tuple[str | None, bytes]:
-        """Return what a part has to be, None for anything, and the bytes at its address; errors as `read_source`."""
-        kind, address = part.kind, part.named.address
+    async def fetch(self, tenant: Tenant, address: str | None) -> bytes:
+        """Return the bytes at the address that a part names; errors as `read_source`."""
         if address is None or not is_address(address):
-            raise ServeError(400, f"a part of type {part.type} needs a file_id, or a data, http or https address")
-        return kind, await self._fetching(address).run(tenant.owner, read_source, address, self.limits)
+            raise ServeError(400, "a part with media needs a file_id, or a data, http or https address")
+        # A data address waits for nobody.
+        pool = self.pools.pictures if address[:5].lower() == "data:" else self.pools.downloads
+        return await pool.run(tenant.owner, read_source, address, self.limits)
+
+    async def kind_of(self, tenant: Tenant, data: bytes) -> str:
+        """Return the kind of media that a file is; `MediaError` where it is of none."""
+        return await self.pools.pictures.run(tenant.owner, media_kind, data, self.limits)
 
     async def load(
         self, tenant: Tenant, data: bytes, kind: str | None, holding: Holding, settings: MediaSettings = PLAIN
@@ -45,39 +48,10 @@ class MediaReader:
         with holding.keeping(len(data)):
             await holding.begin()
             if kind is None:
-                kind = await self.pools.pictures.run(tenant.owner, media_kind, data, self.limits)
-            return await self._decoding(kind).run(tenant.owner, self._decode, data, kind, holding, settings)
+                kind = await self.kind_of(tenant, data)
+            pool = self.pools.pictures if kind == "image" else self.pools.clips
+            return await pool.run(tenant.owner, self._decode, data, kind, holding, settings)
 
-    def _decode(self, data: bytes, kind: str, holding: Holding, settings: MediaSettings = PLAIN) -> LoadedMedia:
+    def _decode(self, data: bytes, kind: str, holding: Holding, settings: MediaSettings) -> LoadedMedia:
         with counting_decoded(holding.take_decoded):
             return load_media(data, kind, limits=self.limits, settings=settings)
-
-    def fetch_now(self, tenant: Tenant, address: str, seconds: float) -> bytes:
-        """As `fetch`, on a thread that may wait; `TimeoutError` after so many seconds."""
-        asked = self._fetching(address).submit(tenant.owner, lambda: read_source(address, self.limits))
-        try:
-            return asked.result(seconds)
-        finally:
-            asked.cancel()
-
-    def check_now(self, tenant: Tenant, data: bytes, holding: Holding, seconds: float) -> str:
-        """Return the kind of media that can be decoded; errors as `load`, and `TimeoutError` after so many seconds."""
-        asked = self.pools.pictures.submit(tenant.owner, lambda: media_kind(data, self.limits))
-        try:
-            kind = asked.result(seconds)
-        finally:
-            asked.cancel()
-        decoded = self._decoding(kind).submit(tenant.owner, lambda: self._decode(data, kind, holding))
-        try:
-            decoded.result(seconds)
-        finally:
-            decoded.cancel()
-        return kind
-
-    def _fetching(self, address: str) -> WorkPool:
-        # A data address waits for nobody.
-        inline = address[:5].lower() == "data:"
-        return self.pools.pictures if inline else self.pools.downloads
-
-    def _decoding(self, kind: str) -> WorkPool:
-        return self.pools.pictures if kind == "image" else self.pools.clips

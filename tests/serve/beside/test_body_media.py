@@ -1,5 +1,6 @@
 """Bodies of three forms: what parts name is read, nothing else of a media part is passed on, and texts stay."""
 
+import asyncio
 import base64
 import copy
 import json
@@ -24,9 +25,9 @@ class Reader:
     """Reads everything as the same bytes, and notes what it was asked for."""
 
     def __init__(self, kind: str = "image", name: str | None = "name") -> None:
-        self.media, self.asked = ReadMedia(kind, b"pixels", name), list[MediaReference]()
+        self.media, self.asked = ReadMedia(kind, WRITTEN, name), list[MediaReference]()
 
-    def __call__(self, reference: MediaReference) -> ReadMedia:
+    async def __call__(self, reference: MediaReference) -> ReadMedia:
         self.asked.append(reference)
         return self.media
 
@@ -34,7 +35,7 @@ class Reader:
 def resolved(form: Form, *parts: Any, reader: Reader | None = None) -> list[Any]:
     name = "input" if form == "responses" else "messages"
     body = {name: [{"role": "user", "content": [dict(part) for part in parts]}]}
-    resolve_media(body, form, reader or Reader(), 10, 100, VLLM.media_name)
+    asyncio.run(resolve_media(body, form, reader or Reader(), 10, 100, VLLM.media_name))
     content: list[Any] = body[name][0]["content"]  # type: ignore[assignment]
     return content
 
@@ -82,7 +83,7 @@ def test_results_of_tools_are_looked_at_and_their_arguments_left() -> None:
     assert told == call and answered["content"][0]["source"]["data"] == WRITTEN
     output = {"type": "function_call_output", "output": [{"type": "input_image", "file_id": "file-1"}]}
     body: dict[str, Any] = {"input": [output]}
-    assert resolve_media(body, "responses", Reader(), 1, 100, VLLM.media_name) == len(WRITTEN)
+    assert asyncio.run(resolve_media(body, "responses", Reader(), 1, 100, VLLM.media_name)) == len(WRITTEN)
     assert body["input"][0]["output"][0]["image_url"] == ADDRESS
 
 
@@ -121,7 +122,7 @@ def test_too_many_are_refused_before_any_is_read() -> None:
     with pytest.raises(ServeError, match="11 parts"):
         resolved("chat", *[{"type": "file", "file": {"file_id": "f"}}] * 11, reader=reader)
     assert not reader.asked
-    reader.media = ReadMedia("image", bytes(60), None)
+    reader.media = ReadMedia("image", "A" * 80, None)
     with pytest.raises(ServeError, match="100 bytes together"):
         resolved("chat", *[{"type": "file", "file": {"file_id": "f"}}] * 10, reader=reader)
     assert len(reader.asked) == 2
@@ -153,7 +154,7 @@ _VALUES = st.recursive(
 def test_no_body_breaks_the_reading(turns: Any, form: Form) -> None:
     body = {"input" if form == "responses" else "messages": copy.deepcopy(turns)}
     try:
-        resolve_media(body, form, Reader(), 100, 1_000, VLLM.media_name)
+        asyncio.run(resolve_media(body, form, Reader(), 100, 1_000, VLLM.media_name))
     except EmblemaError:
         return
     json.dumps(body)

@@ -4,8 +4,7 @@ Chat completions, responses and messages have lists of parts in different places
 media is written anew, so that no field of a client's reaches the engine beside those that were looked at.
 """
 
-import base64
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,17 +40,17 @@ class MediaReference:
 
 @dataclass(frozen=True, slots=True)
 class ReadMedia:
-    """What was read of it: its kind, its bytes, and where there are tenants a name that is the tenant's own."""
+    """What was read of it: its kind, its bytes in base64, and where there are tenants a name that is the tenant's."""
 
     kind: str
-    data: bytes
+    text: str
     name: str | None
 
 
-def resolve_media(
+async def resolve_media(
     body: dict[str, Any],
     form: Form,
-    read: Callable[[MediaReference], ReadMedia],
+    read: Callable[[MediaReference], Awaitable[ReadMedia]],
     most: int,
     most_bytes: int,
     named: Callable[[dict[str, Any], str, str], dict[str, Any]],
@@ -89,8 +88,8 @@ def resolve_media(
         raise ServeError(400, f"the request has {len(found)} parts with media; {most} may come at once")
     written = 0
     for parts, index, reference in found:
-        media = read(reference)
-        written += 4 * -(-len(media.data) // 3)
+        media = await read(reference)
+        written += len(media.text)
         if written > most_bytes:
             raise ServeError(413, f"the request's media are more than {most_bytes} bytes together", "body_too_large")
         parts[index] = _part_of(media, form, named)
@@ -152,11 +151,10 @@ def _part_of(
 ) -> dict[str, Any]:
     if form != "chat" and media.kind != "image":
         raise ServeError(400, f"{media.kind} is taken in chat completions alone, here are {form}")
-    text = base64.b64encode(media.data).decode()
     # Engines know media by their content.
-    address = f"data:application/octet-stream;base64,{text}"
+    kind, address = "application/octet-stream", f"data:application/octet-stream;base64,{media.text}"
     if form == "messages":
-        return {"type": "image", "source": {"type": "base64", "media_type": "application/octet-stream", "data": text}}
+        return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": media.text}}
     if form == "responses":
         return {"type": "input_image", "image_url": address, "detail": "auto"}
     part = {"type": f"{media.kind}_url", f"{media.kind}_url": {"url": address}}

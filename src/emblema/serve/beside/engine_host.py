@@ -1,16 +1,14 @@
 """Tenants, their files and caches, beside the engine of a server that the plugin runs in."""
 
-import time
+import base64
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from blake3 import blake3
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from emblema.errors import DeadlineError, EmblemaError, MediaError
-from emblema.media.source import is_address
+from emblema.errors import EmblemaError, MediaError
 from emblema.serve.beside.body_media import MediaReference, ReadMedia
 from emblema.serve.beside.command_line import check_access
 from emblema.serve.beside.engine_api import EngineApi
@@ -24,14 +22,11 @@ from emblema.serve.settings import ServeSettings
 from emblema.store.settings import StoreSettings
 from emblema.store.store import Store
 from emblema.store.warm_parts import WarmParts
-from emblema.work_pool import PoolSize, WorkPool
+from emblema.work_pool import PoolSize, TenantTurns
 
-T = TypeVar("T")
 _NAME = "emblema 2026-11 vllm media name 1"
 _READERS = PoolSize(32, 4)
-"""Requests whose bodies are read at once: of all tenants, and of one. Most of their threads wait for other pools."""
-READING_SECONDS = 60.0
-"""Time to read all media of a request."""
+"""Requests whose bodies are read at once: of all tenants, and of one."""
 CHECKED_MEDIA = 8_192
 """Media that are known to be within the limits."""
 
@@ -67,7 +62,7 @@ class EngineHost(Host):
         super().__init__(settings, keys, registry, store, open, again=own_key)
         self.api = api
         self.warmer = PartWarmer(store, settings.name, api, shards, self.pools.tables)
-        self.readers = WorkPool("media", _READERS)
+        self.reading = TenantTurns("the reading of their media", _READERS)
         self._checked: OrderedDict[tuple[str, bytes], str] = OrderedDict()
 
     async def warm(self, tenant: Tenant, parts: Sequence[CachePart]) -> WarmParts:
@@ -76,17 +71,15 @@ class EngineHost(Host):
 
     async def read_upload(self, tenant: Tenant, id: str) -> None:
         """Have an upload decoded once, so that it says what it is, or why it cannot be read."""
-        await self.readers.run(tenant.owner, self._look_at, tenant, id)
-
-    def _look_at(self, tenant: Tenant, id: str) -> None:
+        run = self.pools.tables.run
         try:
-            if self.files.entry(tenant, id).status == UPLOADED:
-                until = time.monotonic() + READING_SECONDS
-                kind = self._kind_of(tenant, self.files.read(tenant, id), until)
-                self.files.note(tenant, id, UPLOADED, None, kind, ())
+            entry = await run(tenant.owner, self.files.entry, tenant, id)
+            if entry.status == UPLOADED:
+                kind = (await self.read(tenant, MediaReference(id))).kind
+                await run(tenant.owner, self.files.note, tenant, id, UPLOADED, None, kind, ())
         except MediaError as error:
-            self.files.note(tenant, id, FAILED, str(error), None, ())
-        except (ServeError, DeadlineError):
+            await run(tenant.owner, self.files.note, tenant, id, FAILED, str(error), None, ())
+        except ServeError:
             # Deleted meanwhile, or too large beside others: it is looked at when it is shown.
             return
 
@@ -128,64 +121,48 @@ class EngineHost(Host):
             return written, f"a part is not kept: {error}"
         return written, None
 
-    def read(self, tenant: Tenant, reference: MediaReference, until: float) -> ReadMedia:
-        """Return what a part names, decoded once to see that it is within the limits.
-
-        Args:
-            tenant: whose request it is.
-            reference: what its part names.
-            until: when, by the steady clock, the request is given up.
+    async def shown(self, tenant: Tenant, reference: MediaReference) -> ReadMedia:
+        """Return what a part of a request names, as the engine can be shown it.
 
         Raises:
             ServeError: there is no such file, or the address is none.
-            MediaError: it cannot be fetched or decoded, or is of another kind.
-            DeadlineError: the time is over.
+            MediaError: it cannot be fetched or decoded, or is of another kind than its part says, or a document.
         """
-        if time.monotonic() > until:
-            raise _late()
-        if reference.file is not None:
-            data = self.files.read(tenant, reference.file)
-        elif is_address(reference.address):
-            data = self._in_time(until, partial(self.reader.fetch_now, tenant, reference.address))
-        else:
-            raise ServeError(400, "a part with media needs a file's id, or a data, http or https address")
-        kind = self._kind_of(tenant, data, until)
-        if kind == "document":
+        media = await self.read(tenant, reference)
+        if media.kind == "document":
             engine = self.api.engine
             raise MediaError(
                 f"a document is not read inside {engine}: send its pages as pictures, or use `emblema serve`"
             )
-        if reference.kind not in (None, kind):
-            raise MediaError(f"this is of the kind {kind}, the part says {reference.kind}")
-        name = None if tenant is LOCAL else blake3(data, key=_key(_NAME, tenant)).hexdigest()
-        return ReadMedia(kind, data, name)
+        if reference.kind not in (None, media.kind):
+            raise MediaError(f"this is of the kind {media.kind}, the part says {reference.kind}")
+        return media
 
-    def _in_time(self, until: float, work: Callable[[float], T]) -> T:
-        try:
-            return work(min(until - time.monotonic(), READING_SECONDS))
-        except TimeoutError as error:
-            raise _late() from error
+    async def read(self, tenant: Tenant, reference: MediaReference) -> ReadMedia:
+        """Return what a reference names, decoded once to see that it is within the limits; errors as `shown`.
 
-    def _kind_of(self, tenant: Tenant, data: bytes, until: float) -> str:
-        """Return the kind of media that can be decoded within the limits; errors as `load_media`.
-
-        What one tenant showed is checked again for another, so that the time tells nothing of it.
+        What one tenant showed is decoded again for another, so that the time tells nothing of it.
         """
-        digest = tenant.owner, blake3(data).digest()
-        kind = self._checked.get(digest)
+        run = self.pools.tables.run
+        if reference.file is not None:
+            data = await run(tenant.owner, self.files.read, tenant, reference.file)
+        else:
+            data = await self.reader.fetch(tenant, reference.address)
+        digest, name, text = await run(tenant.owner, _written, tenant, data)
+        kind = self._checked.get((tenant.owner, digest))
         if kind is None:
-            with self.held.open(tenant.owner) as holding, holding.keeping(len(data)):
-                check = partial(self.reader.check_now, tenant, data, holding)
-                kind = self._in_time(until, check)
-            self._checked[digest] = kind
+            with self.held.open(tenant.owner) as holding:
+                with holding.keeping(len(data)):
+                    kind = await self.reader.kind_of(tenant, data)
+                await self.reader.load(tenant, data, kind, holding)
+            self._checked[tenant.owner, digest] = kind
             if len(self._checked) > CHECKED_MEDIA:
                 self._checked.popitem(last=False)
-        return kind
+        return ReadMedia(kind, text, name)
 
 
-def _late() -> DeadlineError:
-    return DeadlineError(f"the request's media were not read within {READING_SECONDS:g} seconds")
-
-
-def _key(context: str, tenant: Tenant) -> bytes:
-    return blake3(tenant.salt, derive_key_context=context).digest()
+def _written(tenant: Tenant, data: bytes) -> tuple[bytes, str | None, str]:
+    """Return the digest of media, the tenant's own name for them where there are tenants, and them in base64."""
+    key = blake3(tenant.salt, derive_key_context=_NAME).digest()
+    name = None if tenant is LOCAL else blake3(data, key=key).hexdigest()
+    return blake3(data).digest(), name, base64.b64encode(data).decode()

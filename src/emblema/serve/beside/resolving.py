@@ -3,8 +3,8 @@
 A middleware within the engine's own, so that its checks come first. A body is read once it is known whose it is.
 """
 
+import asyncio
 import json
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,9 +14,10 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from emblema.errors import EmblemaError
+from emblema.errors import DeadlineError, EmblemaError
 from emblema.serve.beside.body_media import Form, resolve_media
-from emblema.serve.beside.engine_host import READING_SECONDS, EngineHost
+from emblema.serve.beside.engine_api import EngineApi
+from emblema.serve.beside.engine_host import EngineHost
 from emblema.serve.beside.reply_notes import ReplyNotes
 from emblema.serve.body_reading import receive_of
 from emblema.serve.cache_routes import cache_content
@@ -28,6 +29,10 @@ from emblema.serve.keys import LOCAL, Tenant, cache_salt
 from emblema.serve.parts import CacheBreakpoint, CacheOptions
 
 CHAT = "/v1/chat/completions"
+READING_SECONDS = 60.0
+"""Time to read all media of a request."""
+Breakpoints = tuple[tuple[list[Any], int, int], ...]
+"""Lists of parts, which of them is to be kept, and for how many seconds."""
 OFFERED = frozenset({"/v1/models", *(endpoint.path.partition("/{")[0] for endpoint in SHARED)})
 """Paths that tenants are offered beside those of forms. An engine's others know no salt, or are its operator's."""
 
@@ -114,7 +119,13 @@ class Resolving:
 
     async def _resolve(self, raw: bytes, form: Form, tenant: Tenant) -> "ResolvedBody":
         """Return the body that the engine gets; what is slow to fetch or decode holds up its own tenant alone."""
-        return await self._host.readers.run(tenant.owner, resolve_body, raw, form, tenant, self._host)
+        async with self._host.reading.place(tenant.owner):
+            try:
+                async with asyncio.timeout(READING_SECONDS):
+                    return await resolve_body(raw, form, tenant, self._host)
+            except TimeoutError as error:
+                said = f"the request's media were not read within {READING_SECONDS:g} seconds"
+                raise DeadlineError(said) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +141,25 @@ class ResolvedBody:
     kept: tuple[tuple[dict[str, Any], int], ...]
 
 
-def resolve_body(raw: bytes, form: Form, tenant: Tenant, host: EngineHost) -> ResolvedBody:
+async def resolve_body(raw: bytes, form: Form, tenant: Tenant, host: EngineHost) -> ResolvedBody:
     """Return the body that an engine gets for a tenant's.
 
     Raises:
         EmblemaError: the body is malformed or too large, chooses a salt, names collections, or has media that cannot be
             read.
     """
+    run = host.pools.tables.run
+    body, breakpoints = await run(tenant.owner, _read_body, raw, form, tenant, host)
+    bounds = host.settings.parts, host.settings.body_bytes
+    media = await resolve_media(body, form, partial(host.shown, tenant), *bounds, host.api.media_name)
+    written = await run(tenant.owner, _write_body, body, tenant, host.api)
+    if len(written) - media > host.settings.text_bytes:
+        raise ServeError(400, f"the request has more than {host.settings.text_bytes} bytes beside its media")
+    return ResolvedBody(written, tuple((parts[index], seconds) for parts, index, seconds in breakpoints))
+
+
+def _read_body(raw: bytes, form: Form, tenant: Tenant, host: EngineHost) -> tuple[dict[str, Any], Breakpoints]:
+    """Return a body with the parts of caches in their place, and its breakpoints; errors as `resolve_body`."""
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -152,15 +175,16 @@ def resolve_body(raw: bytes, form: Form, tenant: Tenant, host: EngineHost) -> Re
             raise ServeError(400, f"{name} is not taken where requests need a key", None, name)
     if tenant is not LOCAL and body.get("previous_response_id") is not None:
         raise ServeError(400, "replies are not kept: send the conversation", None, "previous_response_id")
-    until = time.monotonic() + READING_SECONDS
-    bounds = host.settings.parts, host.settings.body_bytes
-    breakpoints: tuple[tuple[list[Any], int, int], ...] = ()
-    if form == "chat":
-        if body.get("collections"):
-            raise ServeError(400, f"collections are not looked up inside {api.engine}", None, "collections")
-        _expand_caches(body, tenant, host)
-        breakpoints = _take_breakpoints(body)
-    media = resolve_media(body, form, lambda part: host.read(tenant, part, until), *bounds, api.media_name)
+    if form != "chat":
+        return body, ()
+    if body.get("collections"):
+        raise ServeError(400, f"collections are not looked up inside {api.engine}", None, "collections")
+    _expand_caches(body, tenant, host)
+    return body, _take_breakpoints(body)
+
+
+def _write_body(body: dict[str, Any], tenant: Tenant, api: EngineApi) -> bytes:
+    """Return a body with what follows from its key, as JSON."""
     salt = cache_salt(tenant)
     if salt is not None:
         body["cache_salt"] = salt
@@ -168,13 +192,9 @@ def resolve_body(raw: bytes, form: Form, tenant: Tenant, host: EngineHost) -> Re
     if strategy is not None:
         api.give_options(body, {"strategy": strategy})
     try:
-        raw = json.dumps(body, ensure_ascii=False).encode()
+        return json.dumps(body, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError) as error:
         raise ServeError(400, f"the body cannot be written as JSON again: {error}") from error
-    if len(raw) - media > host.settings.text_bytes:
-        raise ServeError(400, f"the request has more than {host.settings.text_bytes} bytes beside its media")
-    kept = tuple((parts[index], seconds) for parts, index, seconds in breakpoints)
-    return ResolvedBody(raw, kept)
 
 
 def _expand_caches(body: dict[str, Any], tenant: Tenant, host: EngineHost) -> None:
@@ -197,7 +217,7 @@ def _expand_caches(body: dict[str, Any], tenant: Tenant, host: EngineHost) -> No
         turn["content"] = parts
 
 
-def _take_breakpoints(body: dict[str, Any]) -> tuple[tuple[list[Any], int, int], ...]:
+def _take_breakpoints(body: dict[str, Any]) -> Breakpoints:
     """Take the breakpoints off the parts with media; return the places of these, and how long each is to be kept.
 
     Raises:
