@@ -46,6 +46,8 @@ def resolved(form: Form, *parts: Any, reader: Reader | None = None) -> list[Any]
         ("chat", {"type": "file", "file": {"file_id": "file-1"}}, MediaReference("file-1")),
         ("chat", {"type": "file", "file": {"file_data": "data:,x"}}, MediaReference(None, "data:,x")),
         ("chat", {"type": "image_url", "image_url": {"url": URL}}, MediaReference(None, URL, "image")),
+        ("chat", {"type": "image_url", "image_url": {"file_id": "f"}}, MediaReference("f", kind="image")),
+        ("chat", {"type": "input_audio", "input_audio": {"file_id": "f"}}, MediaReference("f", kind="audio")),
         ("chat", {"image_url": "https://a/b", "uuid": "x"}, MediaReference(None, "https://a/b", "image")),
         ("chat", {"type": "unheard-of", "image_url": "https://a/b"}, MediaReference(None, "https://a/b", "image")),
         ("responses", {"type": "input_image", "file_id": "file-1"}, MediaReference("file-1", kind="image")),

@@ -72,7 +72,7 @@ async def resolve_media(
         EmblemaError: a part cannot be read or holds what is not taken, or there are too many.
     """
     found: list[tuple[list[Any], int, MediaReference]] = []
-    for parts in _lists_of_parts(body, form):
+    for parts in lists_of_parts(body, form):
         for index, part in enumerate(parts):
             if not isinstance(part, dict):
                 continue
@@ -81,7 +81,9 @@ async def resolve_media(
                     raise ServeError(400, f"{name} are not taken: send the media themselves", None, name)
             # An engine would look under this name for a picture that was sent before.
             part.pop("uuid", None)
-            reference = _reference(part)
+            if part.get("slid") and part.get("type") not in _TEXTS:
+                raise ServeError(400, "slid is taken by `emblema serve` alone", None, "slid")
+            reference = reference_of(part)
             if reference is not None:
                 found.append((parts, index, reference))
     if len(found) > most:
@@ -96,7 +98,8 @@ async def resolve_media(
     return written
 
 
-def _lists_of_parts(body: dict[str, Any], form: Form) -> Iterator[list[Any]]:
+def lists_of_parts(body: dict[str, Any], form: Form) -> Iterator[list[Any]]:
+    """Yield the lists of parts in a body's turns."""
     turns = body.get("input" if form == "responses" else "messages")
     for turn in turns if isinstance(turns, list) else ():
         if not isinstance(turn, dict):
@@ -113,16 +116,16 @@ def _lists_of_parts(body: dict[str, Any], form: Form) -> Iterator[list[Any]]:
                 )
 
 
-def _reference(part: dict[str, Any]) -> MediaReference | None:
-    """Return what a part names; None for one without media."""
+def reference_of(part: dict[str, Any]) -> MediaReference | None:
+    """Return what a part names; None for one without media, `ServeError` where it names nothing."""
     kind = part.get("type")
     if kind in _TEXTS:
         return None
-    if part.get("slid"):
-        raise ServeError(400, "slid is taken by `emblema serve` alone", None, "slid")
     match part:
         case {"type": "file", "file": {"file_id": str(id)}} | {"type": "input_file", "file_id": str(id)}:
             return MediaReference(id)
+        case {"type": "input_audio", "input_audio": {"file_id": str(id)}}:
+            return MediaReference(id, kind="audio")
         case {"type": "input_image", "file_id": str(id)}:
             return MediaReference(id, kind="image")
         case {"type": "file", "file": {"file_data": str(address)}}:
@@ -137,6 +140,8 @@ def _reference(part: dict[str, Any]) -> MediaReference | None:
             return MediaReference(None, f"data:;base64,{data}", "image")
     for field, kind in _ADDRESSES.items():
         match part.get(field):
+            case {"file_id": str(id)}:
+                return MediaReference(id, kind=kind)
             case str(address) | {"url": str(address)}:
                 return MediaReference(None, address, kind)
     if part.get("type") == "cache":

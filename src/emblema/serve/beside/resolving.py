@@ -5,7 +5,7 @@ A middleware within the engine's own, so that its checks come first. A body is r
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from emblema.errors import DeadlineError, EmblemaError
-from emblema.serve.beside.body_media import Form, resolve_media
+from emblema.serve.beside.body_media import Form, lists_of_parts, resolve_media
 from emblema.serve.beside.engine_api import EngineApi
 from emblema.serve.beside.engine_host import EngineHost
 from emblema.serve.beside.reply_notes import ReplyNotes
@@ -203,9 +203,9 @@ def _expand_caches(body: dict[str, Any], tenant: Tenant, host: EngineHost) -> No
     Raises:
         ServeError: there is no such cache, or a part names none.
     """
-    for turn in _turns_of_parts(body):
-        parts: list[Any] = []
-        for part in turn["content"]:
+    for parts in lists_of_parts(body, "chat"):
+        given, parts[:] = [*parts], []
+        for part in given:
             if not isinstance(part, dict) or part.get("type") != "cache":
                 parts.append(part)
                 continue
@@ -214,7 +214,6 @@ def _expand_caches(body: dict[str, Any], tenant: Tenant, host: EngineHost) -> No
             if not isinstance(id, str) or len(id) > 200:
                 raise ServeError(400, "a part of type cache needs a cache_id", None, "cache_id")
             parts += cache_content(host.caches.entry(tenant, id))
-        turn["content"] = parts
 
 
 def _take_breakpoints(body: dict[str, Any]) -> Breakpoints:
@@ -227,23 +226,15 @@ def _take_breakpoints(body: dict[str, Any]) -> Breakpoints:
     try:
         given = body.pop("prompt_cache_options", None)
         options = None if given is None else CacheOptions.model_validate(given)
-        for turn in _turns_of_parts(body):
-            for index, part in enumerate(turn["content"]):
+        for parts in lists_of_parts(body, "chat"):
+            for index, part in enumerate(parts):
                 wanted = part.pop("prompt_cache_breakpoint", None) if isinstance(part, dict) else None
                 if wanted is not None and part.get("type") != "text":
                     seconds = CacheBreakpoint.model_validate(wanted).seconds(options)
-                    found.append((turn["content"], index, seconds))
+                    found.append((parts, index, seconds))
     except ValidationError as error:
         raise ServeError(400, f"a breakpoint is not right: {error.errors()[0]['msg']}") from error
     return tuple(found)
-
-
-def _turns_of_parts(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the turns of a chat request whose content is a list of parts."""
-    turns = body.get("messages")
-    for turn in turns if isinstance(turns, list) else ():
-        if isinstance(turn, dict) and isinstance(turn.get("content"), list):
-            yield turn
 
 
 def _begins(path: str, paths: Iterable[str]) -> bool:

@@ -21,7 +21,7 @@ from emblema.serve.host import KeyedServer
 from emblema.serve.keys import KeyRing, Tenant
 from emblema.serve.ray.placement import RoutedRequest
 from emblema.serve.ray.replica import ForwardedRequest, ResponseStart
-from emblema.serve.ray.request_media import routed_chat, routed_upload
+from emblema.serve.ray.request_media import routed_body, routed_upload
 from emblema.serve.settings import ServeSettings
 
 _LOG = logging.getLogger("emblema.serve.ray")
@@ -127,7 +127,7 @@ class Ingress(KeyedServer):
             if scope["path"] == "/v1/files" and scope["method"] == "POST":
                 return await routed_upload(tenant.owner, Request(scope, receive_of(body)))
             files = partial(self._files_of, tenant)
-            return await self.pools.tables.run(tenant.owner, routed_chat, tenant.owner, body, files)
+            return await self.pools.tables.run(tenant.owner, routed_body, tenant.owner, scope["path"], body, files)
         except Exception as error:
             _LOG.warning("a request is routed by load alone: %s", error)
             return RoutedRequest()

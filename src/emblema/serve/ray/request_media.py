@@ -3,12 +3,14 @@
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 
 from starlette.requests import Request
 
 from emblema.errors import EmblemaError
+from emblema.serve.beside.body_media import FORMS, lists_of_parts, reference_of
 from emblema.serve.files import file_id
 from emblema.serve.ray.placement import RoutedRequest, hash_of
 
@@ -19,7 +21,7 @@ CacheFiles = Callable[[str], Iterable[str]]
 """Returns the ids of the files in one of the tenant's caches."""
 
 
-def routed_chat(owner: str, body: bytes, files_of: CacheFiles) -> RoutedRequest:
+def routed_body(owner: str, path: str, body: bytes, files_of: CacheFiles) -> RoutedRequest:
     """Return what a router may know of a JSON request. What is malformed shows nothing: the replica refuses it."""
     try:
         found = json.loads(body)
@@ -27,12 +29,11 @@ def routed_chat(owner: str, body: bytes, files_of: CacheFiles) -> RoutedRequest:
         return RoutedRequest()
     if not isinstance(found, dict):
         return RoutedRequest()
-    digests: dict[int, None] = {}
-    for name in _media_ids(owner, _parts(found), files_of):
-        if len(digests) >= MOST_MEDIA:
-            break
-        digests[hash_of(owner, name)] = None
-    return RoutedRequest(tuple(digests))
+    if path == "/v1/caches":
+        found = {"messages": [found]}
+    parts = (part for parts in lists_of_parts(found, FORMS.get(path, "chat")) for part in parts)
+    names = (name for part in parts if isinstance(part, dict) for name in _names_of(owner, part, files_of))
+    return RoutedRequest(tuple(dict.fromkeys(hash_of(owner, name) for name in islice(names, MOST_MEDIA))))
 
 
 async def routed_upload(owner: str, request: Request) -> RoutedRequest:
@@ -47,38 +48,22 @@ async def routed_upload(owner: str, request: Request) -> RoutedRequest:
     return RoutedRequest((hash_of(owner, file_id(owner, data)),)) if data else RoutedRequest()
 
 
-def _parts(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a chat's messages, or of a cache's content."""
-    messages = body.get("messages")
-    contents = [message.get("content") for message in _objects(messages)] or [body.get("content")]
-    for content in contents:
-        yield from _objects(content)
-
-
-def _objects(values: object) -> list[dict[str, Any]]:
-    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
-
-
-def _media_ids(owner: str, parts: Iterator[dict[str, Any]], files_of: CacheFiles) -> Iterator[str]:
-    """Yield the ids of files, those that sent bytes would have, and addresses."""
-    for part in parts:
-        kind = part.get("type")
-        value = part.get(kind) if isinstance(kind, str) else None
-        if not isinstance(value, dict):
-            continue
-        sent = value.get("file_id"), value.get("file_data"), value.get("url")
-        named, data, address = (text if isinstance(text, str) else None for text in sent)
-        if kind == "cache" and isinstance(value.get("cache_id"), str):
-            try:
-                yield from files_of(value["cache_id"])
-            except EmblemaError:
-                continue
-        elif named is not None:
-            yield named
-        elif data is not None or (address is not None and address.startswith("data:")):
-            yield _sent_id(owner, data if data is not None else address or "")
-        elif address is not None:
-            yield address
+def _names_of(owner: str, part: dict[str, Any], files_of: CacheFiles) -> Iterable[str]:
+    """Return the ids of a part's files, those that sent bytes would have, or its address; nothing where it has none."""
+    try:
+        match part:
+            case {"type": "cache", "cache": {"cache_id": str(id)}}:
+                return tuple(files_of(id))
+            case {"type": "input_audio", "input_audio": {"data": str(data)}}:
+                return (_sent_id(owner, data),)
+        media = reference_of(part)
+    except EmblemaError:
+        return ()
+    if media is None:
+        return ()
+    if media.file is not None:
+        return (media.file,)
+    return (_sent_id(owner, media.address) if media.address.startswith("data:") else media.address,)
 
 
 def _sent_id(owner: str, text: str) -> str:
