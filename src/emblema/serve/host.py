@@ -8,8 +8,7 @@ from typing import Annotated, Literal, TypeVar
 from fastapi import Depends, Query, Request
 from prometheus_client import CollectorRegistry, Counter
 
-from emblema.serve.cache_making import CacheMaker
-from emblema.serve.caches import CachePart, CacheStore
+from emblema.serve.caches import CacheMaker, CachePart, CacheStore
 from emblema.serve.files import FileStore
 from emblema.serve.held_bytes import HeldBytes, Holding
 from emblema.serve.keys import Access, KeyRing, Tenant, store_salts
