@@ -6,7 +6,6 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from emblema.cli.check import ranks_of
 from emblema.errors import StrategyError
@@ -24,15 +23,13 @@ def test_ranks() -> None:
 
 
 @pytest.mark.slow
-def test_check_writes_its_report_and_plot(run: Command, tmp_path: Path) -> None:
+def test_check_writes_its_report(run: Command, tmp_path: Path) -> None:
     options = ["--ranks", "2,8", "--orders", "1", "--answer-tokens", "2", "--out", str(tmp_path)]
     done = run("check", MODEL, *options)
     assert done.returncode == 0, done.stderr
     assert "On these pictures" in done.stdout
     found = json.loads((tmp_path / "check.json").read_text())
     assert found["verdict"].split()[0] == "On"
-    with Image.open(tmp_path / "check.png") as picture:
-        picture.load()
     own = ["--image", str(DEMO / "map-01.png"), "--image", str(DEMO / "map-02.png")]
     kept = ["--store", str(tmp_path / "kept")]
     assert run("check", MODEL, *options, *own, "--question", "what colour is red ?", *kept).returncode == 0

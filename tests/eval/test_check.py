@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
 from emblema.eval.check import BLIND, FULL, QUERY, SETTINGS, CheckResult, CheckRow, measure, spread, teach_policy
-from emblema.eval.check_report import draw, fidelity_table, new_combinations, report, selfcheck_table, verdict
+from emblema.eval.check_report import fidelity_table, new_combinations, report, selfcheck_table, verdict
 from emblema.eval.demo_media import demo_media
 from emblema.eval.figures import plain, write_figures
 from emblema.eval.metrics import Share
@@ -94,15 +93,13 @@ def test_one_picture_or_no_question_is_refused(engine: Engine, pictures: list[Ch
 
 
 @pytest.mark.slow
-def test_report_and_plot_are_written(engine: Engine, result: CheckResult, tmp_path: Path) -> None:
+def test_the_report_is_written(engine: Engine, result: CheckResult, tmp_path: Path) -> None:
     path = write_figures(report("reference", engine, result, ["a.png", "b.png"]), tmp_path / "check.json")
     found = json.loads(path.read_text())
     assert found["verdict"] == verdict(result)
     assert found["new_combinations"] == new_combinations(result)
     assert len(found["rows"]) == 2 * 8
     assert all(check["passed"] for check in found["selfcheck"])
-    with Image.open(draw("reference", result, tmp_path / "check.png")) as picture:
-        assert min(picture.size) > 400
     assert fidelity_table(result).row_count == 2 * 9
     assert selfcheck_table("reference", engine).row_count == len(engine.selfcheck.checks)
 

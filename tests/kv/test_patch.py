@@ -15,7 +15,6 @@ from emblema.kv.patch import (
     deficit,
     form_faithful_patch,
     form_patch,
-    form_patches,
     kept_energy,
     rank_for_share,
 )
@@ -193,23 +192,6 @@ def test_a_deficit_of_a_lower_rank_is_held_whole(held: int) -> None:
     assert layer is not None
     assert bool(layer.keys.left.isfinite().all()) and bool(layer.keys.right.isfinite().all())
     assert torch.allclose(layer.keys.dense(2), keys, atol=1e-4)
-
-
-def test_patches_of_many_chunks_are_those_of_each_alone() -> None:
-    """Layers and chunks of unlike shapes, and layers without a deficit."""
-    every = [
-        [rows(1, 120), None, LayerRows(rows(2, 120).keys, rows(3, 120, width=4).values)],
-        [rows(4, 90), rows(5, 90), None],
-        [rows(6, 120), rows(7, 120), rows(8, 120)],
-    ]
-    for rank in (2, 6, 100):
-        for deficits, together in zip(every, form_patches(every, rank, torch.float32), strict=True):
-            alone = form_patch(deficits, rank, torch.float32)
-            for one, other in zip(together.layers, alone.layers, strict=True):
-                assert (one is None) == (other is None)
-                if one is not None and other is not None:
-                    assert torch.allclose(one.keys.dense(2), other.keys.dense(2), atol=1e-4)
-                    assert torch.allclose(one.values.dense(2), other.values.dense(2), atol=1e-4)
 
 
 def test_a_patch_that_holds_too_little_is_none() -> None:

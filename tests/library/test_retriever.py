@@ -50,7 +50,7 @@ def test_vectors_are_the_models_own_states() -> None:
     chunk = bench.add(photo(1))
     assert isinstance(chunk, Chunk)
     embedder = AttentionEmbedder(adapter, bench.read, Space(1, 3))
-    states = queries(adapter, bench.read("word1 word2")).layers[1]
+    states = queries(adapter, bench.read("word1 word2"))[1]
     keys = key_states(adapter, chunk.encoded, chunk.rows, 1)
     assert (states.shape[0], keys.shape[0]) == (4, 2)
     assert numpy.array_equal(embedder.query("word1 word2"), states[3].numpy())

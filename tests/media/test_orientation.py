@@ -1,7 +1,5 @@
 """Orientation: all eight ways, for clips, live sources and pictures of each format."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -114,23 +112,3 @@ def with_tags(data: bytes, *tags: tuple[int, int, int, bytes]) -> bytes:
 def test_segments_of_a_jpeg_beside_its_pixels_do_not_matter(marker: int, body: bytes) -> None:
     jpeg = with_segments(encoded(corner(), "JPEG"), (0xE1, exif(6)), (marker, body))
     assert differs(load_image(jpeg), shown(corner(), 6)) < 8
-
-
-def test_an_older_programs_text_says_the_orientation_of_a_png() -> None:
-    """ImageMagick wrote EXIF as hexadecimal text before PNG had a chunk for it."""
-    from PIL.PngImagePlugin import PngInfo
-
-    profile = exif(6)
-    lines = f"\nexif\n{len(profile):8}\n{profile.hex()}\n"
-    make: Callable[[str], PngInfo]
-    for make in (lambda text: _texts(text, zip=True), lambda text: _texts(text, zip=False)):
-        assert differs(load_image(encoded(corner(), "PNG", pnginfo=make(lines))), shown(corner(), 6)) == 0
-
-
-def _texts(text: str, zip: bool) -> "object":
-    from PIL.PngImagePlugin import PngInfo
-
-    info = PngInfo()
-    info.add_text("Raw profile type exif", text, zip=zip)
-    info.add_text("Comment", "x" * 3_000_000, zip=zip)
-    return info

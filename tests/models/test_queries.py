@@ -1,7 +1,6 @@
 """Query states against the model's own attention weights, and the model left as it was."""
 
 import threading
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from emblema.errors import PromptError
 from emblema.kv.layout import LayerLayout
 from emblema.kv.rotation import PhaseBook, rotate
-from emblema.models import queries as module
 from emblema.models.adapter import Adapter
 from emblema.models.attention import NAME
 from emblema.models.queries import key_states, queries
@@ -55,16 +53,15 @@ def test_products_are_the_models_own_attention(name: str) -> None:
     ids = words(9, seed=3)
     found = queries(adapter, ids)
     attended = [index for index, layout in enumerate(adapter.layouts) if layout.kind != "convolution"]
-    assert {found.forms[index] for index in attended} == {"queries"}
     encoded = adapter.encode_text(ids)
     rows = adapter.capture(encoded)
     book = PhaseBook(adapter.tables, encoded.positions)
     causal = torch.ones(9, 9, dtype=torch.bool).tril()
     expected = own_weights(adapter, ids)
-    assert len(expected) == len(attended) and len(found.layers) == len(adapter.layouts)
+    assert len(expected) == len(attended) and len(found) == len(adapter.layouts)
     for layer, own in zip(attended, expected, strict=True):
         layout = adapter.layouts[layer]
-        states, keys = found.layers[layer], key_states(adapter, encoded, rows, layer)
+        states, keys = found[layer], key_states(adapter, encoded, rows, layer)
         keys = keys.repeat_interleave(states.shape[0] // keys.shape[0], dim=0)
         logits = placed(states, layout, book) @ placed(keys, layout, book).transpose(1, 2)
         weights = logits.masked_fill(~causal, float("-inf")).softmax(-1)
@@ -75,7 +72,7 @@ def test_products_are_the_models_own_attention(name: str) -> None:
 def test_states_do_not_depend_on_where_the_text_stands(name: str) -> None:
     adapter = loaded(name).adapter
     # The first layer sees nothing but the token itself.
-    first, second = (queries(adapter, ids).layers[0][:, -1] for ids in ([70], [90, 91, 92, 93, 94, 95, 70]))
+    first, second = (queries(adapter, ids)[0][:, -1] for ids in ([70], [90, 91, 92, 93, 94, 95, 70]))
     assert torch.allclose(first, second, atol=1e-5 * float(first.abs().max()))
 
 
@@ -112,7 +109,7 @@ def test_two_models_in_two_threads() -> None:
     def ask(index: int) -> None:
         for _ in range(20):
             found = queries(adapters[index], ids)
-            if not all(map(torch.equal, found.layers, alone[index].layers)):
+            if not all(map(torch.equal, found, alone[index])):
                 wrong.append(index)
 
     threads = [threading.Thread(target=ask, args=(index,)) for index in range(2)]
@@ -121,23 +118,6 @@ def test_two_models_in_two_threads() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-
-
-def test_keys_stand_in_for_queries_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    adapter = loaded("llava").adapter
-
-    @contextmanager
-    def as_before(*_: object):
-        yield
-
-    monkeypatch.setattr(module, "attending_by", as_before)
-    ids = words(5)
-    found = queries(adapter, ids)
-    encoded = adapter.encode_text(ids)
-    rows = adapter.capture(encoded)
-    assert set(found.forms) == {"keys"}
-    for layer, states in enumerate(found.layers):
-        assert torch.equal(states, key_states(adapter, encoded, rows, layer))
 
 
 @pytest.mark.parametrize("name", ["kimi_k25"])
@@ -158,7 +138,13 @@ def test_latent_queries_need_a_plain_weight(name: str) -> None:
             return self.inner(hidden)
 
     attention.kv_b_proj = Packed()
-    assert queries(adapter, words(4)).forms == ("queries", "keys", "queries")
+    ids = words(4)
+    encoded = adapter.encode_text(ids)
+    found = [
+        torch.equal(states, key_states(adapter, encoded, adapter.capture(encoded), layer))
+        for layer, states in enumerate(queries(adapter, ids))
+    ]
+    assert found == [False, True, False], "the text's own keys stand in"
 
 
 def test_an_empty_query_and_strange_tokens_are_refused() -> None:
@@ -182,7 +168,7 @@ def test_a_model_that_another_thread_notes_is_not_disturbed() -> None:
     def ask(index: int) -> None:
         for _ in range(60):
             found = queries(adapter, prompts[index])
-            if not all(map(torch.equal, found.layers, alone[index].layers)):
+            if not all(map(torch.equal, found, alone[index])):
                 wrong.append(index)
             if not torch.equal(adapter.prefill(adapter.encode_text(prompts[0]))[1], plain):
                 wrong.append("plain")

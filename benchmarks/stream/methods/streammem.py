@@ -49,7 +49,7 @@ class StreamMem(Method):
     def _with_means(self, layer: int, rows: StreamRows) -> StreamRows:
         """Return rows of new frames and one more for each frame, at the frame's middle."""
         tokens, free = self.positions.tokens, self._free(layer, rows)
-        weights = saliency(self._queries.layers[layer], matched(free, self.adapter.layouts[layer])).reshape(-1, tokens)
+        weights = saliency(self._queries[layer], matched(free, self.adapter.layouts[layer])).reshape(-1, tokens)
         weights = (weights / weights.sum(1, keepdim=True).clamp_min(1e-12))[None, :, :, None]
         means = [(part.unflatten(1, (-1, tokens)) * weights).sum(2) for part in (free.keys, free.values)]
         middle = rows.positions.unflatten(1, (-1, tokens)).float().mean(2).floor().long()
@@ -62,7 +62,7 @@ class StreamMem(Method):
         most = len(kept) if self.settings.budget is None else self.settings.budget * self.positions.tokens
         if len(kept) > most:
             keys = matched(self._free(layer, rows), self.adapter.layouts[layer])
-            kept = saliency(self._queries.layers[layer], keys).topk(most).indices
+            kept = saliency(self._queries[layer], keys).topk(most).indices
         # In the order of their frames, and inside a frame as they came.
         kept = kept.sort().values
         return rows.select(kept[rows.frames[kept].argsort(stable=True)])

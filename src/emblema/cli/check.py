@@ -7,7 +7,6 @@ import typer
 
 from emblema.cli.options import CheckedModel, Device, Out, Plain
 from emblema.errors import PromptError, StrategyError
-from emblema.extras import import_extra
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,13 +34,12 @@ def check(
     from emblema.cli.screen import console, load_engine, output_folder, waiting
 
     chosen = ranks_of(ranks)
-    import_extra("matplotlib", "plots")
     if image and len(image) < 2:
         raise PromptError("--image came once: give two or more, a single picture has no other to be conditioned on")
     folder = output_folder(out)
     screen = console(plain)
     from emblema.eval.check import QUESTIONS, measure
-    from emblema.eval.check_report import draw, fidelity_table, new_combinations, report, selfcheck_table, verdict
+    from emblema.eval.check_report import fidelity_table, new_combinations, report, selfcheck_table, verdict
     from emblema.eval.demo_media import demo_media
     from emblema.eval.figures import write_figures
     from emblema.kv.chunk import Chunk
@@ -74,7 +72,7 @@ def check(
     if store is not None:
         _teach(store, engine, result, screen)
     listing = write_figures(report(model, engine, result, pictures), folder / "check.json")
-    screen.print(f"\nplot: {draw(model, result, folder / 'check.png')}   figures: {listing}", soft_wrap=True)
+    screen.print(f"\nfigures: {listing}", soft_wrap=True)
 
 
 def _teach(store: Path, engine: "Engine", result: "CheckResult", screen: "Console") -> None:

@@ -1,8 +1,7 @@
-"""Report a check: tables, one sentence, plain data and a plot."""
+"""Report a check: tables, one sentence and plain data."""
 
 import math
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -14,9 +13,6 @@ from emblema.eval.check import BLIND, FULL, QUERY, SETTINGS, CheckResult, CheckR
 
 SMALL = 1e-2
 """Nats of mean divergence that are called small."""
-LABELS = {"visible": "all visible", "slid": "all but the last slid away"}
-COLOURS = {"visible": "#1d6f8a", "slid": "#d1495b"}
-INK = "#2b2b2b"
 
 
 def selfcheck_table(model: str, engine: Engine) -> Table:
@@ -130,47 +126,3 @@ def report(model: str, engine: Engine, result: CheckResult, pictures: list[str])
         "new_combinations": new_combinations(result),
         **asdict(result),
     }
-
-
-def draw(model: str, result: CheckResult, path: Path) -> Path:
-    """Plot divergence and agreement by strategy, as PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    patches = [name for name in result.strategies if name not in (FULL, QUERY.name)]
-    patches.sort(key=lambda name: result.row("visible", name).patch_share)
-    names = [*patches, *(name for name in result.strategies if name == QUERY.name)]
-    figure = Figure(figsize=(12, 4.9), dpi=120, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
-    divergences, agreements = figure.subplots(1, 2, width_ratios=(1.15, 1))
-    for place, setting in enumerate(SETTINGS):
-        rows = [result.row(setting, name) for name in names]
-        at = [index + 0.4 * (place - 0.5) for index in range(len(names))]
-        drawn = {"color": COLOURS[setting], "label": LABELS[setting]}
-        heights = [max(row.divergence, 1e-9) for row in rows]
-        divergences.plot(range(len(patches)), heights[: len(patches)], "o-", **drawn)
-        divergences.plot(range(len(patches), len(names)), heights[len(patches) :], "D", color=COLOURS[setting])
-        bars = agreements.bar(at, [100 * row.greedy for row in rows], width=0.38, **drawn)
-        agreements.bar_label(bars, fmt="%.0f", fontsize=8, color=INK, padding=1)
-    labels = [f"{name}\n{100 * result.row('visible', name).patch_share:.0f} %" for name in patches]
-    labels += [f"{name}\nno patch" for name in names[len(patches) :]]
-    divergences.set_yscale("log")
-    divergences.set_ylabel("mean KL from re-prefill, nats (least shown: 1e-9)")
-    divergences.set_title("how far the next-token distribution is from re-prefill", loc="left", fontsize=10)
-    agreements.set_ylabel("prompts with re-prefill's whole answer, %")
-    agreements.set_ylim(0, 112)
-    kept = f"greedy answers of up to {result.answer_tokens} tokens that stay the same"
-    agreements.set_title(kept, loc="left", fontsize=10)
-    for axes in (divergences, agreements):
-        axes.set_xticks(range(len(names)), labels, fontsize=8)
-        axes.set_xlabel("strategy, and bytes of its patches as a share of the pictures' KV")
-        axes.grid(True, axis="y", color="#e3e3e3", linewidth=0.7)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    divergences.legend(frameon=False, fontsize=9)
-    prompts = sum(result.row(setting, FULL).prompts for setting in SETTINGS)
-    title = f"{Path(model).name}: reuse against re-prefill on {prompts} prompts"
-    figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    return path

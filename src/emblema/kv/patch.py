@@ -165,9 +165,15 @@ def deficit(conditioned: LayerRows, canonical: LayerRows) -> LayerRows:
 
 
 def form_patch(deficits: Sequence[LayerRows | None], rank: int, dtype: torch.dtype, *, even: bool = False) -> Patch:
-    """Return the patch of rank `rank` of position-free deficits, in `dtype`; a None leaves its layer unpatched."""
-    (patch,) = form_patches([deficits], rank, dtype, even=even)
-    return patch
+    """Return the patch of rank `rank` of position-free deficits, in `dtype`; a None leaves its layer unpatched.
+
+    Layers, keys and values of the same shape are factored together. Their directions share one room, by energy; with
+    `even` each slot has the rank.
+    """
+    slots = [slot for rows in deficits if rows is not None for slot in (rows.keys, rows.values)]
+    made = iter(_factor_together([_matrix(slot) for slot in slots], rank if even else SPREAD * rank, dtype))
+    whole = Patch(tuple(None if rows is None else LayerPatch(next(made), next(made)) for rows in deficits))
+    return whole.slice(rank)
 
 
 def form_faithful_patch(
@@ -194,23 +200,6 @@ def kept_energy(deficits: Sequence[LayerRows | None], patch: Patch) -> float:
     missing = sum(float(slot.float().square().sum()) for slot in slots)
     held = sum(float(slot.left.float().square().sum()) for slot in patch.slots)
     return min(1.0, held / missing) if missing > 0 else 1.0
-
-
-def form_patches(
-    every: Sequence[Sequence[LayerRows | None]], rank: int, dtype: torch.dtype, *, even: bool = False
-) -> list[Patch]:
-    """Return the patch of rank `rank` of each chunk's position-free deficits, in `dtype`.
-
-    Layers, keys, values and chunks of the same shape are factored together. Their directions share one room, by energy;
-    with `even` each slot has the rank.
-    """
-    slots = [slot for deficits in every for rows in deficits if rows is not None for slot in (rows.keys, rows.values)]
-    made = iter(_factor_together([_matrix(slot) for slot in slots], rank if even else SPREAD * rank, dtype))
-    whole = [
-        Patch(tuple(None if rows is None else LayerPatch(next(made), next(made)) for rows in deficits))
-        for deficits in every
-    ]
-    return [patch.slice(rank) for patch in whole]
 
 
 def _on_host(vectors: Sequence[Tensor]) -> Tensor:

@@ -71,7 +71,7 @@ class AttentionEmbedder:
         return vectors
 
     def query(self, text: str) -> Vectors:
-        states = queries(self._adapter, list(self._read(text))).layers[self.space.layer]
+        states = queries(self._adapter, list(self._read(text)))[self.space.layer]
         vectors: Vectors = states[self.space.head].cpu().numpy()
         return vectors
 
@@ -117,7 +117,7 @@ def choose_space(adapter: Adapter, chunks: Sequence[Chunk], summary: int = SUMMA
         generator = torch.Generator().manual_seed(draw)
         asked = queries(adapter, torch.randperm(vocabulary, generator=generator)[:PROBES])
         for layer in attended:
-            for head, share in enumerate(answering(asked.layers[layer], summaries[layer]).tolist()):
+            for head, share in enumerate(answering(asked[layer], summaries[layer]).tolist()):
                 shares[Space(layer, head)] = shares.get(Space(layer, head), 0.0) + share
     return max(shares, key=lambda space: shares[space])
 

@@ -19,11 +19,12 @@ from emblema.media.source import Source, describe, open_source
 if TYPE_CHECKING:
     import pypdfium2
 
-POINTS_PER_INCH = 72
+SCALE = 2.0
+"""Pixels a point of a PDF: 144 dots an inch."""
 
 
-def load_pages(source: Source, dpi: float = 144.0, limits: MediaLimits = DEFAULT_LIMITS) -> list[Image.Image]:
-    """Return the pages of a PDF as RGB pictures at `dpi` dots an inch, filled forms included, or those of a TIFF.
+def load_pages(source: Source, limits: MediaLimits = DEFAULT_LIMITS) -> list[Image.Image]:
+    """Return the pages of a PDF as RGB pictures at 144 dots an inch, filled forms included, or those of a TIFF.
 
     A page of a PDF is drawn: one that would be too large or too small is drawn at another size, and one that is too
     narrow gets white margins.
@@ -32,37 +33,28 @@ def load_pages(source: Source, dpi: float = 144.0, limits: MediaLimits = DEFAULT
         MediaError: the source is missing, empty, no PDF or TIFF, broken, encrypted, without pages, or outside the
             limits.
     """
-    if not 10 <= dpi <= 1200:
-        raise MediaError(f"dpi is {dpi}: give a number from 10 to 1200.")
     name = describe(source)
     with open_source(source, limits) as file:
-        task = DecodeTask("pages", file, name, limits, 3 * limits.image_pixels, {"dpi": float(dpi)})
+        task = DecodeTask("pages", file, name, limits, 3 * limits.image_pixels)
         loaded: list[Image.Image] = []
         left = limits.document_pixels
         for item in decode(task):
-            page = picture_of(item, name, limits)
-            left -= page.width * page.height
-            if len(loaded) == limits.document_pages or left < 0:
-                raise MediaError(f"{name} was not decoded to pages within the limits.")
-            loaded.append(page)
+            loaded.append(picture_of(item, name, limits))
+            left -= loaded[-1].width * loaded[-1].height
+            if len(loaded) > limits.document_pages or left < 0:
+                raise MediaError(
+                    f"page {len(loaded)} of {name}: up to here there are more than {limits.document_pages} pages, or "
+                    f"{limits.document_pixels} pixels (the limit document_pixels): split it."
+                )
         return loaded
 
 
-def decode_pages(file: BinaryIO, name: str, limits: MediaLimits, dpi: float) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Render a file in this process: yield the sides of each page, with its pixels; errors as `load_pages`."""
+def decode_pages(file: BinaryIO, name: str, limits: MediaLimits) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Render a file in this process: yield the sides of each page, with its pixels, which the caller counts."""
     known = format_of(file.read(HEAD_BYTES))
     file.seek(0)
-    pages = (
-        _scanned(file, name, limits) if known is not None and known.name == "TIFF" else _drawn(file, name, limits, dpi)
-    )
-    left = limits.document_pixels
-    for number, page in enumerate(pages, 1):
-        left -= page.width * page.height
-        if left < 0:
-            raise MediaError(
-                f"page {number} of {name}: up to here the pages have more than {limits.document_pixels} pixels "
-                "(the limit document_pixels): lower the dpi, or split it."
-            )
+    scanned = known is not None and known.name == "TIFF"
+    for page in _scanned(file, name, limits) if scanned else _drawn(file, name, limits):
         yield item_of(page)
 
 
@@ -74,7 +66,7 @@ def _scanned(file: BinaryIO, name: str, limits: MediaLimits) -> Iterator[Image.I
         yield opened.page(number, f"page {number + 1} of {name}", limits)
 
 
-def _drawn(file: BinaryIO, name: str, limits: MediaLimits, dpi: float) -> Iterator[Image.Image]:
+def _drawn(file: BinaryIO, name: str, limits: MediaLimits) -> Iterator[Image.Image]:
     """Yield the pages of a PDF."""
     pdfium = import_extra("pypdfium2", "documents")
     document = _open(pdfium, file.read(), name)
@@ -84,7 +76,7 @@ def _drawn(file: BinaryIO, name: str, limits: MediaLimits, dpi: float) -> Iterat
             raise MediaError(f"{name} has no pages.")
         _check_count(count, name, limits)
         for index in range(count):
-            yield _render(pdfium, document, index, dpi / POINTS_PER_INCH, name, limits)
+            yield _render(pdfium, document, index, name, limits)
     finally:
         document.close()
 
@@ -110,10 +102,8 @@ def _open(pdfium: Any, data: bytes, name: str) -> pypdfium2.PdfDocument:
         raise MediaError(f"{name} is a broken or truncated PDF ({error}).") from error
 
 
-def _render(
-    pdfium: Any, document: pypdfium2.PdfDocument, index: int, scale: float, name: str, limits: MediaLimits
-) -> Image.Image:
-    """Render a page at a scale, or at one that keeps it within the limits."""
+def _render(pdfium: Any, document: pypdfium2.PdfDocument, index: int, name: str, limits: MediaLimits) -> Image.Image:
+    """Render a page at `SCALE`, or at a scale that keeps it within the limits."""
     label = f"page {index + 1} of {name}"
     try:
         page = document[index]
@@ -125,7 +115,7 @@ def _render(
                 width, height = page.get_size()
             if not 0 < width * height < math.inf:
                 raise MediaError(f"{label} has no area: remove it.")
-            bitmap = page.render(scale=fitting_scale(width, height, scale, limits))
+            bitmap = page.render(scale=fitting_scale(width, height, limits))
             try:
                 return _widened(bitmap.to_pil().convert("RGB"), limits)
             finally:
@@ -136,13 +126,13 @@ def _render(
         raise MediaError(f"{label} is broken and cannot be drawn ({error}).") from error
 
 
-def fitting_scale(width: float, height: float, scale: float, limits: MediaLimits) -> float:
-    """Return the scale nearest to the wanted one at which a page of these sides is within the limits of a picture.
+def fitting_scale(width: float, height: float, limits: MediaLimits) -> float:
+    """Return the scale nearest to `SCALE` at which a page of these sides is within the limits of a picture.
 
     What is too narrow for any scale is as long as it may be. PDFium rounds sides up.
     """
     short, long = sorted((width, height))
-    scale = max(scale, limits.image_side_least / short)
+    scale = max(SCALE, limits.image_side_least / short)
     scale = min(scale, (1 - 1e-6) * limits.image_side / long)
     # Where (width s + 1) (height s + 1) are all the pixels that a picture may have.
     area, half = width * height, (width + height) / 2

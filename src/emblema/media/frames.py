@@ -54,7 +54,7 @@ Timed = Iterator[tuple[float, float, T]]
 def decode_frames(
     file: BinaryIO, name: str, limits: MediaLimits, fps: float, begin: float = 0.0, end: float = inf, count: int = 0
 ) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Decode a file in this process: yield time, sides and pixels of each sampled frame.
+    """Decode a file in this process: yield time, sides and pixels of each sampled frame, which the caller counts.
 
     Args:
         file, name, limits: of the clip.
@@ -76,9 +76,7 @@ def decode_frames(
         shown = cut.frames(lambda: _animation_frames(file, name, limits))
     else:
         raise MediaError(f"{name} is no clip: it is another kind of file ({known.name}).")
-    budget = _Budget(name, limits)
     for time, picture in shown:
-        budget.take(picture)
         yield item_of(picture, time=time)
 
 
@@ -179,7 +177,6 @@ def _decoded(container: InputContainer, track: VideoStream, name: str, limits: M
     played = end = 0.0
     first: float | None = None
     for frame in container.decode(track):
-        check_size(frame.width, frame.height, f"a frame of {name}", limits)
         base = frame.time_base or track.time_base
         stamp = float(frame.pts * base) if frame.pts is not None and base is not None else None
         first = (stamp or 0.0) if first is None else first
@@ -229,20 +226,3 @@ def _animation_frames(file: BinaryIO, name: str, limits: MediaLimits) -> Timed[I
             raise MediaError(f"{name} lasts longer than the limit of {limits.video_seconds:g} s.")
         yield start, stop, picture
         start = stop
-
-
-class _Budget:
-    """Counts frames and pixels that are kept."""
-
-    def __init__(self, name: str, limits: MediaLimits) -> None:
-        self._name, self._limits = name, limits
-        self._frames = self._pixels = 0
-
-    def take(self, picture: Image.Image) -> None:
-        self._frames += 1
-        self._pixels += picture.width * picture.height
-        if self._frames > self._limits.video_frames or self._pixels > self._limits.video_pixels:
-            raise MediaError(
-                f"{self._name} gives more than {self._limits.video_frames} frames or {self._limits.video_pixels} "
-                "pixels: take fewer frames a second, or cut it."
-            )

@@ -19,7 +19,7 @@ from emblema.media.clock import FrameClock
 from emblema.media.container import FORMATS, moving_picture, open_container
 from emblema.media.decoder_pool import DecodeTask, decode
 from emblema.media.frames import FramePictures
-from emblema.media.image import check_size, item_of, picture_of
+from emblema.media.image import item_of, picture_of
 from emblema.media.limits import DEFAULT_LIMITS, MediaLimits
 
 PROTOCOLS = {
@@ -115,7 +115,6 @@ def decode_live(
             raise MediaError(f"{name} holds no video.")
         for frame in container.decode(track):
             now = time.monotonic()
-            check_size(frame.width, frame.height, f"a frame of {name}", limits)
             seconds = clock.seconds(frame.time, now)
             if seconds + 1e-3 >= due:
                 due = (int((seconds + 1e-3) * fps) + 1) / fps

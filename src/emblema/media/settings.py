@@ -131,19 +131,18 @@ PLAIN = MediaSettings()
 """Media as they are."""
 
 
-def settings_of(item: Mapping[str, Any], known: frozenset[str] | set[str] = frozenset()) -> MediaSettings:
+def settings_of(item: Mapping[str, Any]) -> MediaSettings:
     """Return the settings in a content item; null is "not set".
 
     Args:
         item: a content item, or the mapping with its address.
-        known: further keys, which the caller reads.
 
     Raises:
         MediaError: a key that is none of these, or a value that is not right.
     """
     found: dict[str, Any] = {}
     for key, value in item.items():
-        if value is None or key in known or key in _HARMLESS:
+        if value is None or key in _HARMLESS:
             continue
         name = _NAMES.get(key)
         if name is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zlib
 from typing import BinaryIO
 
 from emblema.errors import MediaError
@@ -31,9 +30,6 @@ _NEXT_JPEG = re.compile(rb"\xff\xd9[\x00\t\r\n -~]{0,512}\xff\xd8\xff")
 _PIXELS = frozenset({b"IDAT", b"fdAT", b"fcTL"})
 _NEEDED = frozenset({b"tRNS", b"eXIf", b"acTL", *_PIXELS})
 """Optional chunks of a PNG that say how its picture looks."""
-_TEXTS_WITH_ORIENTATION = (b"XML:com.adobe.xmp\0", b"Raw profile type exif\0")
-_TEXT_BYTES, _UNPACKED_BYTES = 2**16, 2**20
-"""Size of such a text in the file, and unpacked."""
 
 
 def needed(data: bytes, name: str, limits: MediaLimits) -> bytes:
@@ -93,7 +89,7 @@ def _needed_chunks(data: bytes, name: str, limits: MediaLimits) -> bytes:
         after = place + 12 + size
         if not kind.isalpha() or after > len(data):
             after = len(data)
-        elif not (kind[:1].isupper() or kind in _NEEDED or _says_orientation(kind, data, place + 8, size)):
+        elif not (kind[:1].isupper() or kind in _NEEDED):
             place = after
             continue
         others += kind not in _PIXELS
@@ -108,22 +104,6 @@ def _needed_chunks(data: bytes, name: str, limits: MediaLimits) -> bytes:
             kept.append((place, after))
         place = len(data) if kind == b"IEND" else after
     return data if len(kept) == 1 else b"".join(data[start:stop] for start, stop in kept)
-
-
-def _says_orientation(kind: bytes, data: bytes, place: int, size: int) -> bool:
-    """Return whether a chunk is a text that may say which way up the picture is, as older programs write it."""
-    keyword = next((text for text in _TEXTS_WITH_ORIENTATION if data.startswith(text, place)), None)
-    if keyword is None or size > _TEXT_BYTES:
-        return False
-    body = data[place + len(keyword) : place + size]
-    if kind == b"zTXt":
-        try:
-            unpacker = zlib.decompressobj()
-            unpacker.decompress(body[1:], _UNPACKED_BYTES)
-        except zlib.error:
-            return False
-        return not unpacker.unconsumed_tail
-    return kind == b"tEXt" or (kind == b"iTXt" and body[:1] == b"\0")
 
 
 def is_motion_jpeg(file: BinaryIO) -> bool:

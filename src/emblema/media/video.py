@@ -89,7 +89,11 @@ def _frames(
         for item in decode(task):
             picture, time = picture_of(item, name, limits), item.fields.get("time")
             frames, pixels = frames + 1, pixels + picture.width * picture.height
-            within = frames <= limits.video_frames and pixels <= limits.video_pixels
-            if not isinstance(time, float) or not within:
-                raise MediaError(f"{name} was not decoded to frames within the limits.")
+            if frames > limits.video_frames or pixels > limits.video_pixels:
+                raise MediaError(
+                    f"{name} gives more than {limits.video_frames} frames or {limits.video_pixels} pixels: take fewer "
+                    "frames a second, or cut it."
+                )
+            if not isinstance(time, float):
+                raise MediaError(f"{name} was not decoded to frames.")
             yield time, picture

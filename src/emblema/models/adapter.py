@@ -25,7 +25,7 @@ from emblema.models.batch_table import BatchTable
 from emblema.models.calibrate import CONVOLUTION, Calibration, cache_argument, calibrate, layer_types
 from emblema.models.encoder_pauses import pausing
 from emblema.models.families import family_of
-from emblema.models.families.base import Prepared
+from emblema.models.families.base import Features, Prepared
 from emblema.models.fingerprint import WatchedWeights
 from emblema.models.layer_feed import LayerFeed, Narrow
 from emblema.models.positions import chunk_positions
@@ -73,8 +73,7 @@ class Adapter:
         self.config: Any = self.decoder.config
         self.types = layer_types(self.decoder, len(self.layers))
         refuse_unsupported(self.decoder, self.layers, self.names)
-        places = layer_devices(model, self.decoder, self.layers, self.names)
-        self.devices, self.sharded = places.layers, places.several
+        self.devices, self.sharded = layer_devices(model, self.decoder, self.layers, self.names)
         self.kind = family_of(model.config)
         self.family = self.kind.name
         if model.training:
@@ -120,7 +119,7 @@ class Adapter:
     def fingerprint(self) -> str:
         """Digest of configuration and weights, 256 bits, hex; read again after a tensor or an adapter was changed.
 
-        Writes through `tensor.data` go unnoticed: see `WeightsStamp`.
+        Writes through `tensor.data` go unnoticed: see `WatchedWeights`.
         """
         return self.weights.digest()
 
@@ -162,20 +161,33 @@ class Adapter:
         with torch.inference_mode():
             return self._embedding(known.to(self.device)[None])[0]
 
-    def encode(self, prepared: Prepared) -> Encoded:
-        """Run the encoder (not the decoder) on one prepared piece of media."""
+    def features(self, prepared: Prepared) -> tuple[Tensor, Features]:
+        """Run the encoder; return which tokens are of media [tokens] bool, and their features.
+
+        Raises:
+            ModelError: there are more or fewer features than such tokens.
+        """
         placeholder = self.kind.placeholder(self.model.config, prepared.kind)
         visual = prepared.token_ids == (-1 if placeholder is None else placeholder)
-        self._give_way(len(prepared.token_ids))
+        given = {
+            name: value.to(self.device, self.dtype) if value.is_floating_point() else value.to(self.device)
+            for name, value in prepared.features.items()
+        }
         pause = nullcontext() if self.pause is None else pausing(self.model, self.decoder, self.pause)
+        with torch.inference_mode(), pause:
+            features = self.kind.encode(self.model, replace(prepared, features=given))
+        if features.media.shape[0] != int(visual.sum()):
+            raise ModelError(
+                f"The encoder of {self.family} gave {features.media.shape[0]} features for {int(visual.sum())} "
+                "placeholder tokens; the processor's options do not fit the model."
+            )
+        return visual, features
+
+    def encode(self, prepared: Prepared) -> Encoded:
+        """Run the encoder (not the decoder) on one prepared piece of media."""
+        self._give_way(len(prepared.token_ids))
+        visual, features = self.features(prepared)
         with torch.inference_mode():
-            with pause:
-                features = self.kind.encode(self.model, self.on_device(prepared))
-            if features.media.shape[0] != int(visual.sum()):
-                raise ModelError(
-                    f"The encoder of {self.family} gave {features.media.shape[0]} features for {int(visual.sum())} "
-                    "placeholder tokens; the processor's options do not fit the model."
-                )
             # Placeholder ids may lie outside the embedding matrix; their rows are overwritten anyhow.
             embeds = self.embed(prepared.token_ids.masked_fill(visual, 0)).clone()
             embeds[visual.nonzero().squeeze(1).to(self.device)] = features.media.to(embeds)
@@ -203,14 +215,6 @@ class Adapter:
             return torch.full(visual.shape, -1, dtype=torch.int64)
         before = torch.nn.functional.pad(visual, (1, 0))[:-1]
         return torch.where(visual, (visual & ~before).long().cumsum(0) - 1, -1)
-
-    def on_device(self, prepared: Prepared) -> Prepared:
-        """Return the same piece with its features on the model's device, in its dtype."""
-        moved = {
-            name: value.to(self.device, self.dtype) if value.is_floating_point() else value.to(self.device)
-            for name, value in prepared.features.items()
-        }
-        return replace(prepared, features=moved)
 
     def forward(
         self,

@@ -37,8 +37,8 @@ def fingerprint(model: nn.Module) -> str:
     return str(digest.hexdigest())
 
 
-class WeightsStamp:
-    """Tells whether a model's weights are what they were: a tensor replaced or written in place, an adapter switched.
+class WatchedWeights:
+    """A model's digest, made again once a tensor was replaced or written in place, or an adapter switched.
 
     The tree of modules is walked once and again only when it changes; what is asked with every prompt is a few flat
     lists. No contents are read: a write through `tensor.data` leaves no trace here, nor does one through memory that a
@@ -52,15 +52,37 @@ class WeightsStamp:
         self._model = model
         self._walks = 0
         self._walk()
+        self._digest = ""
+        self._stamp: tuple[Any, ...] | None = None
+        self._unchanging = False
 
-    def read(self) -> tuple[Any, ...]:
-        """Return what changes when the weights do."""
+    def digest(self) -> str:
+        """Return the model's `fingerprint`, which is read again after a tensor or an adapter was changed."""
+        if not self._unchanging and (stamp := self.stamp()) != self._stamp:
+            self._digest, self._stamp = fingerprint(self._model), stamp
+        return self._digest
+
+    def stamp(self) -> tuple[Any, ...]:
+        """Return what changes when a tensor or an adapter does."""
         shape = self._shape()
         if shape != self._known:
             self._walk()
         found = [state.get(name) for state, name in self._switches]
         switches = [repr(value) if isinstance(value, _PLAIN) else "" for value in found]
         return (self._walks, tuple(map(_version, self._tensors)), *switches)
+
+    @contextmanager
+    def unchanging(self) -> Iterator[None]:
+        """Look for changes once, at the beginning of the block; inside it there must be none."""
+        if self._unchanging:
+            yield
+            return
+        self.digest()
+        self._unchanging = True
+        try:
+            yield
+        finally:
+            self._unchanging = False
 
     def _walk(self) -> None:
         self._walks += 1
@@ -77,43 +99,6 @@ class WeightsStamp:
     def _shape(self) -> tuple[list[int], list[int]]:
         """Return which objects the modules hold, and how many attributes each has."""
         return list(map(id, chain.from_iterable(map(dict.values, self._holders)))), list(map(len, self._states))
-
-
-class WatchedWeights:
-    """A model's digest, made again once its weights are others.
-
-    Args:
-        model: its weights.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model, self._weights = model, WeightsStamp(model)
-        self._digest = ""
-        self._stamp: tuple[Any, ...] | None = None
-        self._unchanging = False
-
-    def digest(self) -> str:
-        """Return the model's `fingerprint`, which is read again after a tensor or an adapter was changed."""
-        if not self._unchanging and (stamp := self.stamp()) != self._stamp:
-            self._digest, self._stamp = fingerprint(self._model), stamp
-        return self._digest
-
-    def stamp(self) -> tuple[Any, ...]:
-        """Return what changes when a tensor or an adapter does, without reading contents: see `WeightsStamp`."""
-        return self._weights.read()
-
-    @contextmanager
-    def unchanging(self) -> Iterator[None]:
-        """Look for changes once, at the beginning of the block; inside it there must be none."""
-        if self._unchanging:
-            yield
-            return
-        self.digest()
-        self._unchanging = True
-        try:
-            yield
-        finally:
-            self._unchanging = False
 
 
 def _switches(model: nn.Module) -> list[tuple[str, str]]:

@@ -7,9 +7,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from emblema.errors import MediaError, ModelError
+from emblema.errors import MediaError
 from emblema.models.adapter import Adapter
 from emblema.models.families.base import Prepared
+from emblema.models.positions import Grid, grid_positions, plain_positions
 from emblema.models.prepare import Preparer
 
 
@@ -69,31 +70,22 @@ def encode_frames(adapter: Adapter, preparer: Preparer, pictures: Sequence[Image
     sizes = {picture.size for picture in pictures}
     if len(sizes) != 1:
         raise MediaError(f"give one frame or more, all of one size, not {sorted(sizes)}")
-    prepared = [preparer.image(picture) for picture in pictures]
-    token_id = adapter.kind.placeholder(adapter.model.config, "image")
-    visual = prepared[0].token_ids == (-1 if token_id is None else token_id)
-    tokens = int(visual.sum())
-    with torch.inference_mode():
-        features = adapter.kind.encode(adapter.model, adapter.on_device(_joined(prepared)))
-    media, count = features.media, len(pictures)
-    if media.shape[0] != count * tokens:
-        raise ModelError(
-            f"the encoder of {adapter.family} gave {media.shape[0]} features for {count} x {tokens} tokens"
-        )
-    embeds = media.to(adapter.dtype).reshape(count, tokens, -1)
+    prepared, count = [preparer.image(picture) for picture in pictures], len(pictures)
+    joined = _joined(prepared)
+    visual, features = adapter.features(joined)
+    tokens = int(visual.sum()) // count
+    embeds = features.media.to(adapter.dtype).reshape(count, tokens, -1)
     deepstack = tuple(layer.to(adapter.dtype).reshape(count, tokens, -1) for layer in features.deepstack)
     offsets = frame_offsets(prepared[0], tokens, adapter.axes).to(adapter.device)
-    return FrameCodes(embeds, offsets, deepstack, 0 if token_id is None else int(token_id))
+    return FrameCodes(embeds, offsets, deepstack, int(joined.token_ids[visual][0]))
 
 
 def frame_offsets(prepared: Prepared, tokens: int, axes: int) -> Tensor:
     """Return positions [axes, tokens] of a frame's media tokens, counted from its corner."""
-    if axes == 1 or not prepared.grid:
-        return torch.arange(tokens).expand(axes, tokens).clone()
-    grids = [grid for grid in prepared.grid if grid.tokens]
-    grid = grids[0]
-    steps = torch.meshgrid(torch.zeros(1).long(), torch.arange(grid.height), torch.arange(grid.width), indexing="ij")
-    return torch.stack([axis.reshape(-1) for axis in steps])
+    grid = next((grid for grid in prepared.grid if grid.tokens), None)
+    if axes == 1 or grid is None:
+        return plain_positions(tokens, axes)
+    return grid_positions(Grid(0, 1, grid.height, grid.width))
 
 
 def _joined(prepared: Sequence[Prepared]) -> Prepared:

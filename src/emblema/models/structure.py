@@ -1,7 +1,6 @@
 """Where a model keeps its decoder and layers; what cannot be relocated is refused by the layer's name."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -135,23 +134,12 @@ def rope_parameters(config: Any) -> list[dict[str, Any]]:
     return [dict(found)]
 
 
-@dataclass(frozen=True, slots=True)
-class LayerDevices:
-    """Where a decoder is.
+def layer_devices(
+    model: Any, decoder: Any, layers: Sequence[nn.Module], names: Sequence[str]
+) -> tuple[tuple[torch.device, ...], bool]:
+    """Return the device of each layer, and whether any part of the decoder is elsewhere than its embeddings.
 
-    Attributes:
-        home: the device of its embeddings.
-        layers: the device of each layer.
-        several: whether any part of it is elsewhere than at home, the head that makes logits included.
-    """
-
-    home: torch.device
-    layers: tuple[torch.device, ...]
-    several: bool
-
-
-def layer_devices(model: Any, decoder: Any, layers: Sequence[nn.Module], names: Sequence[str]) -> LayerDevices:
-    """Return where a model's decoder is.
+    The head that makes logits is a part of it.
 
     Args:
         model: the model.
@@ -184,4 +172,4 @@ def layer_devices(model: Any, decoder: Any, layers: Sequence[nn.Module], names: 
             f"the decoder's {name} is on {device} and its embeddings are on {home}, and the model does not take rows "
             "from one to the other by itself: load it with device_map, or on one device."
         )
-    return LayerDevices(home, tuple(devices), bool(away))
+    return tuple(devices), bool(away)
