@@ -86,17 +86,6 @@ def test_every_strategy(name: str, home: str, strategy: str) -> None:
     assert rows_apart(found[0].kv, found[1].kv) <= CLOSE
 
 
-@pytest.mark.parametrize("strategy", ["full", "blind", "mpic-32", "patch-25%", "auto"])
-@pytest.mark.parametrize("home", HOMES)
-@pytest.mark.parametrize("name", FAMILIES)
-def test_replies(name: str, home: str, strategy: str) -> None:
-    replies = []
-    for engine in sharded_twins(name, home):
-        parts = [*(engine.add(each) for each in pictures(name, 2)), QUESTION]
-        replies.append(engine.generate(parts, strategy, template=False, max_new_tokens=8).token_ids)
-    assert len(replies[0]) > 1 and replies[0] == replies[1]
-
-
 @pytest.mark.parametrize("home", HOMES)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_replies_as_one_batch(name: str, home: str) -> None:

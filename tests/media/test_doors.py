@@ -8,9 +8,8 @@ from pathlib import Path
 
 import av
 import numpy as np
-import pillow_heif
 import pytest
-from PIL import Image, ImageOps, ImageSequence
+from PIL import Image
 
 from emblema.errors import MediaError
 from emblema.media.live import live_frames
@@ -123,32 +122,3 @@ def test_what_files_are_made_of_is_what_ffmpeg_shows(orientation: int) -> None:
     pixels = doors.scene(chance, 96, 64)
     clip = making.with_matrix(making.recording([pixels] * 3, kind="mp4"), orientation)
     assert all(doors.close(frame, making.shown(pixels, orientation)) for frame in filtered(clip))
-
-
-def stock_pictures(handed: doors.Handed) -> list[Image.Image]:
-    """Return what Pillow, or libheif, makes of a file."""
-    if handed.said.startswith("HEIF"):
-        return [pillow_heif.open_heif(handed.data).to_pillow().convert("RGB")]
-    with Image.open(io.BytesIO(handed.data)) as image:
-        if handed.kind == "picture":
-            return [ImageOps.exif_transpose(image).convert("RGB")]
-        return [frame.convert("RGB") for frame in ImageSequence.Iterator(image)]
-
-
-@pytest.mark.parametrize("amount", AMOUNTS)
-def test_pictures_are_those_of_pillow(amount: int) -> None:
-    """Where Pillow takes a file, its picture is ours: upright, or frame by frame."""
-    taken = 0
-    for seed in range(amount):
-        handed = doors.any_media(random.Random(f"Pillow {seed}"))
-        if handed.kind == "clip" and "animation" not in handed.said:
-            continue
-        try:
-            stock = stock_pictures(handed)
-        except Exception:
-            continue  # What Pillow refuses for its other data is in the doors' own test.
-        taken += 1
-        ours = pictures_of(load_media(handed.data, fps=1 / handed.seconds if handed.seconds else 1.0))
-        assert [picture.size for picture in ours] == [picture.size for picture in stock]
-        assert all(doors.close(picture, np.asarray(right)) for picture, right in zip(ours, stock, strict=True))
-    assert taken > amount // 4

@@ -104,7 +104,8 @@ class LayerFeed:
         key = (id(value), device)
         if key not in self._copies:
             moved = value.to(device)
-            self._copies[key] = value, moved if self.rows is None else moved.index_select(axis, self.rows.to(device))
+            rows = None if self.rows is None else self._on(self.rows, device)
+            self._copies[key] = value, moved if rows is None else moved.index_select(axis, rows)
         return self._copies[key][1]
 
     def _on(self, tensor: Tensor, device: torch.device) -> Tensor:
