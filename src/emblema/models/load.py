@@ -230,7 +230,10 @@ def _listing(source: str, name: str) -> dict[str, Any] | None:
     """Return what a JSON file of a checkpoint holds; None where it has none of this name."""
     text = _text(source, name)
     with _reading(name, source):
-        return None if text is None else dict(json.loads(text))
+        found = None if text is None else json.loads(text)
+        if not isinstance(found, dict | None):
+            raise ValueError(f"it holds a {type(found).__name__}, not an object.")
+        return found
 
 
 def _text(source: str, name: str) -> str | None:
