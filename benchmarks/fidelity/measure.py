@@ -28,7 +28,7 @@ from emblema.eval.progress import steps
 from emblema.kv.keys import ArtifactKey
 from emblema.kv.patch import Patch
 from emblema.link.executor import Executor
-from emblema.link.policy.fidelity import divergence, first_token
+from emblema.link.policy.samples import divergence, first_token
 from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.patch import PatchStrategy
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode

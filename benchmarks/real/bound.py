@@ -13,10 +13,11 @@ from typing import Any
 
 from emblema.errors import EmblemaError
 from emblema.link.lanes import Lane
-from emblema.link.policy.certificate import Bounds, Sample, certified_margin
+from emblema.link.policy.certificate import PROVISIONAL, Bounds, certified_margin
 from emblema.link.policy.comparison_shares import ComparisonShares
-from emblema.link.policy.fidelity import PROVISIONAL, FidelityLog
+from emblema.link.policy.fidelity import FidelityLog
 from emblema.link.policy.policy import Policy
+from emblema.link.policy.samples import Sample
 
 KIND, MODEL = "text", "model"
 SPLITS, REQUESTS = 20, 400

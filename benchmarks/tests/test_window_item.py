@@ -10,7 +10,7 @@ from benchmarks.window.experiment import patch_weight, quarter_rank
 from benchmarks.window.item import SUBJECT, Logits, WindowItem, added, difference, norm
 from emblema.engine.engine import Engine
 from emblema.kv.patch import form_patch, rank_for_share
-from emblema.link.policy.fidelity import divergence
+from emblema.link.policy.samples import divergence
 from emblema.link.strategies.blind import Blind
 
 MODELS = ("reference", "reference-mla")

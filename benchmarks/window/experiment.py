@@ -14,7 +14,7 @@ from benchmarks.tasks.prompts import SETTINGS
 from benchmarks.window.item import SUBJECT, Logits, PageSequence, Rows, WindowItem, added
 from emblema.engine.engine import Engine
 from emblema.kv.patch import form_patch, rank_for_share
-from emblema.link.policy.fidelity import divergence, first_token
+from emblema.link.policy.samples import divergence, first_token
 from emblema.models.adapter import Adapter
 
 FULL, BLIND = "full", "blind"

@@ -29,7 +29,7 @@ from benchmarks.window.experiment import (
 from benchmarks.window.item import SPARE, SUBJECT, Logits, WindowItem, added, difference
 from emblema.engine.engine import Engine
 from emblema.kv.patch import form_patch
-from emblema.link.policy.fidelity import divergence
+from emblema.link.policy.samples import divergence
 
 STORED, REBUILT = StoredPatch.stored, StoredPatch.rebuilt
 MEASURABLE = 1e-3

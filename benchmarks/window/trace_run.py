@@ -11,8 +11,8 @@ from benchmarks.window.arms import ARMS, AUTO, FULL, PREFIX, arm_of, counted_row
 from benchmarks.window.experiment import Measured, Row
 from benchmarks.window.trace import Trace, Where
 from emblema.engine.engine import Engine
-from emblema.link.policy.fidelity import compare, first_token
 from emblema.link.policy.policy import Policy
+from emblema.link.policy.samples import compare, first_token
 
 AGREEMENT, ROWS, NOVEL = 0.99, 1.25, 1.05
 """Bounds: share of equal answers, rows over new rows, and rows over full prefill's where all is new."""

@@ -6,10 +6,15 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from benchmarks.tasks import Episode
 from emblema.engine.engine import Engine
 from emblema.kv.chunk import Chunk
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
+from emblema.session.linker import Linker
+from emblema.session.patch_worker import PatchWorker
+from emblema.session.policy_runtime import PolicyRuntime
+from emblema.store.store import TenantStore
 from tests.families import loaded, picture, words
 
 AT_ONCE = Policy(sightings=1, forming_seconds=None, query_share=0, margin=0.0, kept=0.0)
@@ -23,6 +28,12 @@ def engine(name: str) -> Engine:
     """One engine for each family; its store is shared by the tests of a run."""
     item = loaded(name)
     return Engine(item.model, item.bundle)
+
+
+def linker_on(name: str, store: TenantStore, policy: Policy | None = None) -> Linker:
+    """A linker on a family's model, which learns nothing in the background unless a policy says so."""
+    adapter = engine(name).adapter
+    return Linker(adapter, store, PolicyRuntime(adapter, store, policy or Policy.quiet(), PatchWorker()))
 
 
 def encoder_of(engine: Engine) -> nn.Module:
@@ -52,6 +63,11 @@ class Calls:
 
     def __exit__(self, *given: object) -> None:
         self._handle.remove()
+
+
+def added(own: Engine, episode: Episode) -> list[Chunk]:
+    """Chunks of an episode's pages."""
+    return [chunk for page in episode.pages if isinstance(chunk := own.add(page.image()), Chunk)]
 
 
 def pictures(name: str, count: int = 2, seed: int = 0) -> list[Chunk]:

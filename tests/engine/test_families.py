@@ -6,15 +6,14 @@ import pytest
 import torch
 
 from emblema.engine.engine import Engine
-from emblema.link.executor import Executor, LinkedTable
-from emblema.link.plan import LinkPlan, RowRange, RowSource, Selector
+from emblema.link.executor import LinkedTable
+from emblema.link.plan import LinkPlan, RowRange, RowSource
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.link.strategies.base import Knowledge
-from emblema.link.taken_rows import LinkJob
 from emblema.session.linker import Linker
 from emblema.session.requests import LinkRequest
 from emblema.store.store import Store
-from tests.engine.engines import engine, kv_error, largest_error, pictures, prompt_of, text, two_pages
+from tests.engine.engines import engine, kv_error, largest_error, linker_on, pictures, prompt_of, text, two_pages
 from tests.families import CASES, joint, loaded, picture, stock_logits, words
 
 families = pytest.mark.parametrize("name", CASES)
@@ -25,7 +24,7 @@ def linker(name: str) -> Linker:
     store = Store().tenant()
     for chunk in pictures(name):
         store.put(replace(chunk, rows=tuple(chunk.rows)))
-    return Linker(engine(name).adapter, store)
+    return linker_on(name, store)
 
 
 def link(name: str, prompt: Prompt, strategy: str) -> LinkedTable:
@@ -129,24 +128,6 @@ def test_a_slid_picture_has_conditioned_the_next_one_and_is_gone(name: str) -> N
     assert kv_error(name, patched, outcome) <= 1e-4
 
 
-@families
-def test_narrowing_between_layers(name: str) -> None:
-    adapter = engine(name).adapter
-    prompt = two_pages(name)
-    blind = linker(name).link(LinkRequest(prompt, "blind")).plan
-    plans = {budget: _selecting(blind, budget) for budget in (0, 3, 10_000)}
-    full = link(name, prompt, "full")
-    results = {budget: Executor(adapter).run(LinkJob(plan, prompt)) for budget, plan in plans.items()}
-    assert kv_error(name, results[10_000], full) <= 1e-4
-    assert results[0].trace.selected == ((),) and len(results[3].trace.selected[0]) == 3
-    for budget, plan in plans.items():
-        cost = plan.cost(adapter.layouts, 4)
-        assert results[budget].trace.row_layers == round(cost.rows_computed * plan.layers)
-    assert kv_error(name, results[0], full) > 30e-4
-    fixed = Executor(adapter).run(LinkJob(replace(plans[0], selectors=()), prompt))
-    assert kv_error(name, fixed, results[0]) == 0 and fixed.trace.row_layers == results[0].trace.row_layers
-
-
 def test_rows_cannot_begin_above_the_first_layer() -> None:
     """The executor says so and the engine falls back."""
     name = "qwen2_5_vl"
@@ -171,16 +152,3 @@ def test_rows_cannot_begin_above_the_first_layer() -> None:
     outcome = linker(name).link(LinkRequest(prompt, Deep()))
     assert outcome.usage.fallback is not None and "above a layer" in outcome.usage.fallback
     assert outcome.plan.strategy == "full" and outcome.linked.trace.cached == 0
-
-
-def _selecting(blind: LinkPlan, budget: int) -> LinkPlan:
-    """Chunk rows computed in layer 0, then `budget` of them go on."""
-    ranges = []
-    for part in blind.ranges:
-        if part.source is RowSource.TAKEN:
-            ranges.append(RowRange(part.start, part.stop, RowSource.COMPUTED, (0, 1)))
-            ranges.append(replace(part, layers=(1, blind.layers)))
-        else:
-            ranges.append(part)
-    candidates = tuple((part.start, part.stop) for part in blind.ranges if part.source is RowSource.TAKEN)
-    return replace(blind, ranges=tuple(ranges), selectors=(Selector(candidates, 0, budget),))

@@ -13,8 +13,9 @@ from emblema.errors import EmblemaError, MediaError, ModelError, PromptError, St
 from emblema.kv.chunk import Chunk
 from emblema.link.prompt import ChunkPart, TextPart
 from emblema.media import MediaLimits
+from emblema.session.decoding import Sampling
 from emblema.session.rendering import TextPiece, tokenize
-from emblema.session.replies import TextStream
+from emblema.session.replies import ReplyText
 from tests.engine.engines import Calls, engine, first_layer_of, largest_error
 from tests.families import CASES, loaded, picture, words
 from tests.link.pieces import chunk
@@ -103,9 +104,8 @@ def test_streams_of_broken_characters_are_whole() -> None:
         length = int(torch.randint(1, 12, (1,), generator=generator))
         pool = torch.tensor([1, *(byte + 2 for byte in "é漢a".encode())])
         tokens = pool[torch.randint(0, len(pool), (length,), generator=generator)].tolist()
-        stream = TextStream(tokenizer, ())
-        given = "".join([stream.push(token) for token in tokens]) + stream.finish()
-        assert given == stream.text
+        text = ReplyText(tokenizer, frozenset(), Sampling(max_new_tokens=length))
+        assert "".join(text.push(token)[0] for token in tokens) == text.text
 
 
 def test_changed_weights_are_another_model(episode: Episode) -> None:
@@ -317,8 +317,8 @@ def test_a_token_without_text_loses_no_space(reference: Engine) -> None:
     ids = tokenizer("the tent", add_special_tokens=False)["input_ids"]
     ids.append(tokenizer.convert_tokens_to_ids("<|vision_end|>"))
     ids += tokenizer("is red", add_special_tokens=False)["input_ids"]
-    stream = TextStream(tokenizer, ())
-    given = "".join([stream.push(token) for token in ids]) + stream.finish()
+    text = ReplyText(tokenizer, frozenset(), Sampling(max_new_tokens=len(ids)))
+    given = "".join(text.push(token)[0] for token in ids)
     assert given == tokenizer.decode(ids, skip_special_tokens=True) == "the tent is red"
 
 

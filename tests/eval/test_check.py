@@ -17,7 +17,7 @@ from emblema.eval.figures import plain, write_figures
 from emblema.eval.metrics import Share
 from emblema.kv.chunk import Chunk
 from emblema.link.lanes import Lane
-from emblema.link.policy.fidelity import PROVISIONAL
+from emblema.link.policy.certificate import PROVISIONAL
 from tests.engine.engines import AT_ONCE
 from tests.families import loaded, picture
 

@@ -271,29 +271,25 @@ def looked_up() -> dict[str, Callable[[Prompt], Knowledge]]:
 
     def stale(prompt: Prompt) -> Knowledge:
         """Each chunk has one patch, for the chunks before it and one more."""
-        keys = {
-            chunk.id: ArtifactKey(MODEL, chunk.id, (digest(77), *prompt.antecedents(segment)))
+        held = {
+            ArtifactKey(MODEL, chunk.id, (digest(77), *prompt.antecedents(segment)))
             for segment, chunk in prompt.chunk_segments
         }
-        held = set(keys.values())
         return known(
             prompt,
             lambda key: patch_of_rank(16) if key in held else None,
-            artifact_keys=lambda chunk: [keys[chunk]] if chunk in keys else [],
             measured=MeasuredLanes(everything_open),
         )
 
     def related(prompt: Prompt) -> Knowledge:
         """Each chunk has one patch, for the chunks before it in the other order and another."""
-        keys = {
-            chunk.id: ArtifactKey(MODEL, chunk.id, (*prompt.antecedents(segment)[::-1], digest(77)))
+        held = {
+            ArtifactKey(MODEL, chunk.id, (*prompt.antecedents(segment)[::-1], digest(77)))
             for segment, chunk in prompt.chunk_segments
         }
-        held = set(keys.values())
         return known(
             prompt,
             lambda key: patch_of_rank(16) if key in held else None,
-            artifact_keys=lambda chunk: [keys[chunk]] if chunk in keys else [],
         )
 
     return {

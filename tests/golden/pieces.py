@@ -170,7 +170,7 @@ def prompts() -> Iterator[tuple[str, Prompt]]:
         "a window's parts": [
             text(3),
             part("A", state=RowState.WRITTEN),
-            part("B", state=RowState.WRITTEN, survivor=True),
+            part("B", state=RowState.WRITTEN, kept_after_slide=True),
             part("C", state=RowState.MISSING),
             part("D"),
             text(2),

@@ -12,7 +12,7 @@ from emblema.models.adapter import Adapter
 from emblema.session.linker import Linker
 from emblema.session.requests import LinkRequest, Prefill
 from emblema.store.store import Store
-from tests.engine.engines import engine, pictures, prompt_of, text, two_pages
+from tests.engine.engines import linker_on, pictures, prompt_of, text, two_pages
 
 
 def prompt_for(name: str, setting: str) -> Prompt:
@@ -31,7 +31,7 @@ def linker(name: str, prompt: Prompt) -> Linker:
     store = Store().tenant()
     for _, chunk in prompt.chunk_segments:
         store.put(chunk)
-    return Linker(engine(name).adapter, store)
+    return linker_on(name, store)
 
 
 def link(name: str, prompt: Prompt, strategy: str | Strategy) -> Prefill:

@@ -132,7 +132,7 @@ def _window_part(draws: random.Random, held: Chunk) -> ChunkPart:
         slid=draws.random() < 0.2,
         state=state,
         source=draws.choice((None, None, "")) if held.kind == "text" else None,
-        survivor=written and draws.random() < 0.5,
+        kept_after_slide=written and draws.random() < 0.5,
         distrusted=held if state is RowState.MISSING and draws.random() < 0.5 else None,
         repair=patch_of(1) if written and draws.random() < 0.2 else None,
     )

@@ -10,7 +10,8 @@ from emblema.link.lanes import Lane, LaneVerdict
 from emblema.link.plan import ChunkOrigin, LinkPlan, PrefixOrigin
 from emblema.link.policy.decide import worth_capturing
 from emblema.link.policy.expectations import RowCosts
-from emblema.link.policy.fidelity import MeasuredLanes, unmeasured
+from emblema.link.policy.fidelity import MeasuredLanes
+from emblema.link.policy.lane_stats import unmeasured
 from emblema.link.policy.policy import Policy
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, PrefixMatch

@@ -1,6 +1,7 @@
 """Plans of `auto`, without a model: each row of the menu, and what is never chosen."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.keys import ArtifactKey
 from emblema.link.lanes import Decision, Lane, LaneVerdict, Trial
 from emblema.link.plan import LinkPlan
+from emblema.link.policy.decide import decide
 from emblema.link.policy.expectations import RowCosts
 from emblema.link.policy.fidelity import MeasuredLanes
 from emblema.link.policy.policy import Policy
@@ -44,7 +46,6 @@ def known(
         LAYOUTS,
         held.get,
         lambda prompt: PrefixMatch("kept", prefix) if prefix else None,
-        artifact_keys=lambda name: [one for one in held if one.chunk == name],
         policy=POLICY,
         measured=measured or MeasuredLanes(),
     )
@@ -213,3 +214,36 @@ def test_a_second_pass_pays_less_where_prompts_are_gone_on_from() -> None:
         return RowCosts(30, 0.1, lambda prompt: 0.0, lambda prompt: continued).second_pass_pays(prompt, 1000, 0.1)
 
     assert pays(0) and pays(0.649) and not pays(0.651)
+
+
+FREE = RowCosts(-1000.0, 0.0, lambda prompt: 0.0)
+"""A second pass pays even over few rows."""
+
+
+def lane_of_page_2(
+    *held: ArtifactKey,
+    policy: Policy = POLICY,
+    trial: Trial | None = None,
+    second_pass: bool = True,
+    recurs: Callable[[Sequence[str]], bool] = lambda names: False,
+) -> Lane:
+    """What is decided about page 2 of four, where the store has patches with these keys."""
+    stored = replace(known(held), policy=policy, recurs=recurs, second_pass=second_pass)
+    return decide(prompt_of([0, 1, 2, 3]), stored, FREE, trial=trial).chunks[2].lane
+
+
+def test_a_second_pass_serves_what_is_unknown_wherever_one_can_be_carried_out() -> None:
+    assert lane_of_page_2() is Lane.QUERY
+    assert lane_of_page_2(second_pass=False) is Lane.FULL
+    assert lane_of_page_2(policy=Policy(rank=3, query_share=0)) is Lane.FULL
+    assert lane_of_page_2(key(2, [0, 1])) is Lane.PATCH, "a patch that is there is more faithful"
+
+
+def test_pages_that_all_come_again_are_computed_and_read_a_second_time_otherwise() -> None:
+    def recurring(*pages: int) -> Callable[[Sequence[str]], bool]:
+        return lambda names: list(names) == [PAGES[page].id for page in pages]
+
+    whole = recurring(0, 1, 2, 3)
+    assert lane_of_page_2(recurs=whole) is Lane.FULL
+    assert lane_of_page_2(recurs=recurring(0, 1, 2)) is Lane.QUERY, "page 3 is new"
+    assert lane_of_page_2(recurs=whole, trial=Trial("image", Lane.QUERY)) is Lane.QUERY, "it is to be measured"

@@ -8,10 +8,9 @@ import torch
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.link.strategies.registry import parse
 from emblema.link.strategies.vlcache import VLCache
-from emblema.session.linker import Linker
 from emblema.session.requests import LinkRequest, Prefill
 from emblema.store.store import Store
-from tests.engine.engines import engine, largest_error, pictures, prompt_of, text, two_pages
+from tests.engine.engines import engine, largest_error, linker_on, pictures, prompt_of, text, two_pages
 from tests.link.plain import PlainDecoder
 
 models = pytest.mark.parametrize("name", ["llava", "deepseek_vl", "qwen2_5_vl"])
@@ -30,7 +29,7 @@ def link(name: str, prompt: Prompt, strategy: str) -> Prefill:
     store = Store().tenant()
     for _, chunk in prompt.chunk_segments:
         store.put(chunk)
-    outcome = Linker(engine(name).adapter, store).link(LinkRequest(prompt, strategy))
+    outcome = linker_on(name, store).link(LinkRequest(prompt, strategy))
     assert outcome.usage.fallback is None
     return outcome
 

@@ -15,8 +15,8 @@ import pytest
 
 from emblema.errors import StoreError
 from emblema.link.lanes import Lane
-from emblema.link.policy.certificate import Sample
 from emblema.link.policy.policy import Policy
+from emblema.link.policy.samples import Sample
 from emblema.session.fidelity_logs import WAIT, FidelityLogs, read_all
 from emblema.store.catalogue import FILE
 
@@ -170,7 +170,7 @@ def test_what_others_wrote_is_taken_over_before_it_is_asked(tmp_path: Path) -> N
     measure(one, *[BAD] * 6)
     one.of(OWNER).set_plateau("m", 16)
     one.save(OWNER)
-    assert not trusts(other) and other.of(OWNER).plateau("m") == 16
+    assert not trusts(other) and other.of(OWNER).plateaus() == {"m": 16}
     assert trusts(other, OTHER), "the tenants' logs are apart"
     measure(other, BAD, owner=OTHER)
     assert set(read_all(tmp_path)) == {OWNER, OTHER}

@@ -21,17 +21,13 @@ from emblema.session.fidelity_logs import FidelityLogs
 from emblema.session.requests import LinkRequest
 from emblema.store import codec
 from emblema.store.record import Terms
-from tests.engine.engines import AT_ONCE, first_layer_of
+from tests.engine.engines import AT_ONCE, added, first_layer_of
 
 QUESTION = "what colour is under the tent ?"
 
 
 def engine_on(reference: Engine, store: Store | None = None, policy: Policy = AT_ONCE) -> Engine:
     return Engine(reference.adapter.model, reference.processor, store=store, policy=policy)
-
-
-def added(own: Engine, episode: Episode) -> list[Chunk]:
-    return [chunk for page in episode.pages if isinstance(chunk := own.add(page.image()), Chunk)]
 
 
 def spoilt(chunk: Chunk, number: float) -> Chunk:
@@ -102,7 +98,7 @@ def test_a_named_strategy_falls_back_as_well(reference: Engine, episode: Episode
 def test_a_trial_of_rows_that_are_not_finite_is_an_infinite_divergence(
     reference: Engine, episode: Episode, tmp_path: Path
 ) -> None:
-    """The canary measures what the lane says, not the full prefill that a request would get."""
+    """A trial measures what the lane says, not the full prefill that a request would get."""
     with Store(tmp_path / "kept") as store:
         own = engine_on(reference, store)
         pages = added(own, episode)

@@ -18,9 +18,8 @@ from emblema.link.executor import LinkedTable
 from emblema.link.prompt import ChunkPart, Prompt
 from emblema.session.linker import Linker
 from emblema.session.patch_worker import PatchJob, PatchWorker
-from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.requests import LinkRequest
-from tests.engine.engines import AT_ONCE, engine, largest_error, pictures, prompt_of, text
+from tests.engine.engines import AT_ONCE, added, largest_error, linker_on, pictures, prompt_of, text
 from tests.families import NAMES
 from tests.threads import await_end, started_threads
 
@@ -32,24 +31,20 @@ def engine_on(reference: Engine, store: object, policy: Policy = AT_ONCE) -> Eng
     return Engine(reference.adapter.model, reference.processor, store=store, policy=policy, anchor=())  # type: ignore[arg-type]
 
 
-def added(own: Engine, episode: Episode) -> list[Chunk]:
-    return [chunk for page in episode.pages if isinstance(chunk := own.add(page.image()), Chunk)]
-
-
 def matrix(name: str, policy: Policy = WHOLE, count: int = 3) -> tuple[Linker, list[Chunk]]:
     """A linker with a policy runtime on a tiny random model, its store to itself, and pictures in it."""
-    adapter, store = engine(name).adapter, Store().tenant()
+    store = Store().tenant()
     chunks = [store.put(replace(chunk, rows=tuple(chunk.rows))) for chunk in pictures(name, count)]
-    return Linker(adapter, store, PolicyRuntime(adapter, store, policy, PatchWorker())), chunks
+    return linker_on(name, store, policy), chunks
 
 
 def settle(linker: Linker) -> None:
-    assert linker.policy_runtime is not None and linker.policy_runtime.patch_worker.settle(30)
+    assert linker.policy_runtime.patch_worker.settle(30)
 
 
-def full_of(linker: Linker, prompt: Prompt) -> LinkedTable:
+def full_of(name: str, linker: Linker, prompt: Prompt) -> LinkedTable:
     """Re-prefill, which leaves neither a patch nor a prefix behind."""
-    linked = Linker(linker.adapter, linker.store).link(LinkRequest(prompt, "full")).linked
+    linked = linker_on(name, linker.store).link(LinkRequest(prompt, "full")).linked
     linker.forget_prompts()
     return linked
 
@@ -65,7 +60,7 @@ def test_patches_of_full_rank_make_the_second_use_exact(name: str, gone: int) ->
     """On every family, with all pictures there and with the first of them slid away."""
     linker, chunks = matrix(name)
     prompt = asked(name, chunks, gone=gone)
-    full = full_of(linker, prompt)
+    full = full_of(name, linker, prompt)
     first = linker.link(LinkRequest(prompt, "auto"))
     assert first.usage.forming_tokens == 0 and first.plan.strategy == "auto:full"
     assert largest_error(first.linked.logits, full.logits) <= 1e-4
@@ -85,7 +80,7 @@ def test_another_order_is_computed_and_its_patch_of_full_rank_is_exact(name: str
     linker.link(LinkRequest(asked(name, chunks), "auto"))
     settle(linker)
     other = asked(name, [chunks[1], chunks[0], chunks[2]])
-    full = full_of(linker, other)
+    full = full_of(name, linker, other)
     changed = linker.link(LinkRequest(other, "auto"))
     assert [one.lane for one in changed.plan.decisions] == ["full"] * 3
     assert largest_error(changed.linked.logits, full.logits) <= 1e-4

@@ -10,11 +10,11 @@ import pytest
 from benchmarks.tasks import Episode, generate
 from emblema import AsyncEngine, Engine, Policy, Store, slid
 from emblema.errors import StrategyError
-from emblema.kv.chunk import Chunk
 from emblema.link.lanes import Lane
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.query import QueryStrategy
 from emblema.session.requests import Prefill
+from tests.engine.engines import added
 
 QUESTION = "what colour is under the tent ?"
 OTHER = "which colour lies under the boat ?"
@@ -24,10 +24,6 @@ def engine_on(reference: Engine, salt: bytes = b"", store: Store | None = None, 
     policy = Policy(**{"canary": 0, "forming_seconds": None, "query_share": 0.12, **bounds})  # type: ignore[arg-type]
     # Without an anchor no page is exact, so that all of them have the lane that is tested.
     return Engine(reference.adapter.model, reference.processor, store=store, salt=salt, policy=policy, anchor=())
-
-
-def added(own: Engine, episode: Episode) -> list[Chunk]:
-    return [chunk for page in episode.pages if isinstance(chunk := own.add(page.image()), Chunk)]
 
 
 def chosen(prefill: Prefill) -> set[int]:
@@ -279,18 +275,6 @@ def test_the_async_engine_keeps_as_well(episode: Episode) -> None:
             return [first.usage.lane, (await own.prefill([*pages, OTHER], keep=True)).usage.lane]
 
     assert asyncio.run(use()) == ["auto:full", "auto:patch"]
-
-
-def test_the_async_engine_keeps_what_an_exact_prefix_answers(episode: Episode) -> None:
-    async def use() -> list[str]:
-        async with await AsyncEngine.load("reference", policy=Policy(canary=0, forming_seconds=None), anchor=()) as own:
-            pages = [await own.add(page.image()) for page in episode.pages]
-            await own.generate([*pages, QUESTION], "full")
-            kept = await own.generate([*pages, QUESTION], keep=True)
-            await own.run(lambda engine: engine.settle())
-            return [kept.usage.lane, (await own.generate([OPENED, *pages, QUESTION])).usage.lane]
-
-    assert asyncio.run(use()) == ["auto:prefix", "auto:patch"]
 
 
 KNOWN_WRONG = (

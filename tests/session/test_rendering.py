@@ -16,7 +16,8 @@ from emblema import Engine
 from emblema.errors import ContextLengthError, PromptError
 from emblema.link.prompt import TextPart
 from emblema.media.limits import MediaLimits
-from emblema.session.rendering import TextPiece, plain, refuse_long, tokenize
+from emblema.session.prompt_reader import PromptReader
+from emblema.session.rendering import TextPiece, refuse_long, tokenize
 
 MOST = 2000
 LONG = "tent " * (MOST // 5 + 1)
@@ -185,11 +186,10 @@ def test_a_control_token_of_one_character_is_refused_and_one_of_two_is_cut() -> 
 
 
 def test_what_is_plain_is_tokenized_as_it_is(reference: Engine) -> None:
-    template = reference.session.prompt_reader.template
-    [part] = plain(["the tent"], template)
+    [part] = reference.session.prompt_reader.plain(["the tent"])
     assert isinstance(part, TextPart)
-    assert list(part.token_ids) == template.tokenizer("the tent", add_special_tokens=False)["input_ids"]
-    assert plain([(1, 2)], None) == [TextPart((1, 2))]
+    assert list(part.token_ids) == reference.tokenizer("the tent", add_special_tokens=False)["input_ids"]
+    assert PromptReader(None, MOST).plain([(1, 2)]) == [TextPart((1, 2))]
 
 
 def test_text_that_is_no_unicode_is_refused() -> None:

@@ -16,8 +16,8 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.keys import ArtifactKey
 from emblema.kv.patch import form_patch
 from emblema.link.lanes import Lane
-from emblema.link.policy.certificate import Sample
 from emblema.link.policy.policy import Policy
+from emblema.link.policy.samples import Sample
 from emblema.served.request_plan import ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
 from emblema.session.fidelity_logs import FidelityLogs
 from emblema.store import Store

@@ -23,8 +23,7 @@ from emblema.media.load import LoadedMedia, load_media
 from emblema.session.decoding import Sampling
 from emblema.session.prompt_reader import PromptLike, load_named
 from emblema.session.replies import Piece, Reply
-from emblema.session.requests import Prefill
-from emblema.session.survivors import SurvivorChoice
+from emblema.session.requests import Prefill, SurvivorChoice
 from emblema.store.store import Store, TenantStore
 from emblema.work_pool import PoolSize, WorkPool, run_alone
 

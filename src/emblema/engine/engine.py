@@ -29,6 +29,7 @@ from emblema.models.adapter import Adapter
 from emblema.models.load import DeviceMap, load_model
 from emblema.models.prepare import Preparer
 from emblema.models.selfcheck import SelfCheck, selfcheck
+from emblema.session.after_answer import make_media
 from emblema.session.anchor import find_anchor
 from emblema.session.chat_template import ChatTemplate
 from emblema.session.decoding import Sampling, SamplingKnobs
@@ -36,9 +37,8 @@ from emblema.session.patch_worker import PatchWorker
 from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.prompt_reader import PromptLike, PromptPart
 from emblema.session.replies import Piece, Reply, last_reply
-from emblema.session.requests import LinkRequest, Prefill
+from emblema.session.requests import LinkRequest, Prefill, SurvivorChoice
 from emblema.session.session import DECODE_RESERVE, Session
-from emblema.session.survivors import SurvivorChoice, keeps_survivors
 from emblema.session.turn_tokenizer import TurnTokenizer
 from emblema.session.warm_parts import behind_text, find_warm_parts
 from emblema.store.record import Terms
@@ -323,8 +323,7 @@ class Engine:
             )
         chosen = bounded(strategy, policy, self.policy if keep else None)
         prompt = self.session.read(parts, template, prefill_media=strategy_name(chosen) != "auto")
-        kept = keeps_survivors(survivors)
-        request = LinkRequest(prompt, chosen, reserve, inline_media=True, survivors=kept, began=began)
+        request = LinkRequest(prompt, chosen, reserve, inline_media=True, survivors=survivors, began=began)
         prefill = self.session.link(request)
         self.session.after_answer()
         return prefill
@@ -405,7 +404,7 @@ class Engine:
         if request.retrieval is None:
             pieces = self.session.decode(prefill, request.sampling, began)
         else:
-            pieces = self.retrieving(prefill, request).pieces(began)
+            pieces = self.retrieving(prefill, request, began).pieces()
         return self._then_idle(pieces)
 
     def begin(self, request: GenerateRequest, began: float, reserve: int = DECODE_RESERVE) -> Prefill:
@@ -421,7 +420,7 @@ class Engine:
         """
         session, most = self.session, request.sampling.max_new_tokens
         exact_media = strategy_name(request.strategy) != "auto"
-        kept, reserve = keeps_survivors(request.survivors), min(most, reserve)
+        reserve, kept = min(most, reserve), request.survivors
         with session.adapter.weights.unchanging():
             prompt = session.read(request.parts, request.template, prefill_media=exact_media, tools=request.tools)
             session.refuse_without_room(prompt, 1 if request.shorten else most)
@@ -429,7 +428,7 @@ class Engine:
             prefill = session.link(link, learn_later=True)
         return replace(prefill, remark=session.remark_on(request.parts, request.tools))
 
-    def retrieving(self, prefill: Prefill, request: GenerateRequest) -> RetrievingReply:
+    def retrieving(self, prefill: Prefill, request: GenerateRequest, began: float) -> RetrievingReply:
         """Return a reply in which the model's own requests are answered.
 
         Raises:
@@ -437,8 +436,8 @@ class Engine:
         """
         if request.retrieval is None:
             raise PromptError("the request has no retrieval: name what the model may search")
-        question = question_of(request.parts)
-        return RetrievingReply(self.session, prefill, request.strategy, request.sampling, request.retrieval, question)
+        question, sampling = question_of(request.parts), request.sampling
+        return RetrievingReply(self.session, prefill, request.strategy, sampling, request.retrieval, question, began)
 
     def _then_idle(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
         yield from pieces
@@ -512,12 +511,12 @@ class Engine:
         self.session.defer_idle(deferred)
 
     def idle(self) -> None:
-        """Do the idle work, on the thread that owns the model: make chunks of seen media, and run the canary."""
+        """Do the idle work, on the thread that owns the model: make chunks of seen media, and compare an answer."""
         self.session.idle()
 
     def make_media(self) -> None:
         """Do of the idle work what requests that wait gain from: make chunks of media that came a second time."""
-        self.policy_runtime.make_media()
+        make_media(self.policy_runtime)
 
     def settle(self) -> None:
         """Do the idle work, and wait until the queued patches are formed."""

@@ -12,7 +12,7 @@ from emblema.link.strategies.base import Strategy
 from emblema.session.decoding import Sampling
 from emblema.session.prompt_reader import PromptLike
 from emblema.session.replies import Piece
-from emblema.session.survivors import SurvivorChoice
+from emblema.session.requests import SurvivorChoice
 
 _LOG = logging.getLogger(__name__)
 

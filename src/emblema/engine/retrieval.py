@@ -3,7 +3,7 @@
 MPIC, section 3.1: the retriever is called by the model during decoding, as a program calls into a dynamic library.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -15,9 +15,11 @@ from emblema.library.items import Hit
 from emblema.link.prompt import ChunkPart, Part, Prompt, TextPart
 from emblema.link.strategies.base import Strategy
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
-from emblema.session.replies import AnsweredRequest, Piece, ReplyState, ReplyText, ReplyWriter, TextDecoder
+from emblema.session.prompt_reader import PromptLike
+from emblema.session.replies import AnsweredRequest, Piece, TextDecoder
 from emblema.session.requests import LinkRequest, Prefill
 from emblema.session.session import Session
+from emblema.session.vocabulary import texts_of
 
 Found = Chunk | Clip | Hit
 Search = Callable[[str], Sequence[Found]]
@@ -136,6 +138,7 @@ class RetrievingReply:
         sampling: how tokens are chosen.
         retrieval: answers the requests.
         question: the prompt's last text.
+        began: `time.perf_counter` at the caller's call, for the time to first token.
     """
 
     def __init__(
@@ -146,18 +149,18 @@ class RetrievingReply:
         sampling: Sampling,
         retrieval: Retrieval,
         question: str,
+        began: float,
     ) -> None:
-        self.prefill, self.state = prefill, ReplyState(prefill.plan, prefill.usage, remark=prefill.remark)
+        self.prefill, self._writer = prefill, session.writer(prefill, sampling, began)
         self._session, self._strategy, self._retrieval = session, strategy, retrieval
         self._sampler = Sampler(sampling)
         self._reader = RequestReader(retrieval, session.tokenizer, question)
         reader = session.prompt_reader
         self._before, self._after = reader.operator_text(retrieval.before), reader.operator_text(retrieval.after)
 
-    def pieces(self, began: float) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[Piece]:
         """Make the first token, and return the reply's pieces; see `Session.decode`."""
-        text = ReplyText(self._session.tokenizer, self._session.end_tokens, self._sampler.sampling)
-        return ReplyWriter(text, self.state, began).pieces(self.tokens())
+        return self._writer.pieces(self.tokens())
 
     def tokens(self) -> Iterator[int]:
         """Yield new tokens, up to an end token or the most that the sampling allows; those found are not among them."""
@@ -170,7 +173,7 @@ class RetrievingReply:
                 for token in decode(session.adapter, start, self._sampler, session.end_tokens, most - made):
                     since.append(token)
                     yield token
-                    if len(self.state.found) < self._retrieval.most:
+                    if len(self._writer.found) < self._retrieval.most:
                         query = self._reader.push(token)
                     if query is not None:
                         break
@@ -181,26 +184,26 @@ class RetrievingReply:
 
     def _answer(self, query: str, found: Sequence[Found], since: Sequence[int], left: int) -> None:
         """Link what was found after the tokens made so far; the last of them has no row yet."""
-        session, state, prompt = self._session, self.state, self.prefill.prompt
+        session, writer, prompt = self._session, self._writer, self.prefill.prompt
         chunks = [chunk for piece in found for chunk in _chunks(piece)]
         names = tuple(piece.name for piece in found if isinstance(piece, Hit))
         front: list[Part] = [*(segment.part for segment in prompt.segments), TextPart(tuple(since))]
         linked: list[Part] = [self._before, *map(ChunkPart, chunks), self._after] if chunks else []
         longer = Prompt.of([*front, *linked], session.adapter.axes)
-        fallback = state.usage.fallback
+        fallback = writer.usage.fallback
         if max(longer.tokens, longer.next_position) + left > session.adapter.context_length:
             fallback = f"what was found for {query!r} is longer than the context's rest"
             longer, chunks, names = Prompt.of(front, session.adapter.axes), [], ()
         table, reused_rows = self.prefill.linked.table, prompt.tokens + len(since) - 1
         self.prefill = session.link(LinkRequest(longer, self._strategy, table=table, reused_rows=reused_rows))
         usage = self.prefill.usage
-        state.found += (AnsweredRequest(query, tuple(chunk.id for chunk in chunks), names),)
-        state.usage = replace(
-            state.usage,
-            linked_tokens=state.usage.linked_tokens + sum(chunk.tokens for chunk in chunks),
-            forming_tokens=state.usage.forming_tokens + usage.forming_tokens,
-            recaptured_tokens=state.usage.recaptured_tokens + usage.recaptured_tokens,
-            finite=state.usage.finite and usage.finite,
+        writer.found += (AnsweredRequest(query, tuple(chunk.id for chunk in chunks), names),)
+        writer.usage = replace(
+            writer.usage,
+            linked_tokens=writer.usage.linked_tokens + sum(chunk.tokens for chunk in chunks),
+            forming_tokens=writer.usage.forming_tokens + usage.forming_tokens,
+            recaptured_tokens=writer.usage.recaptured_tokens + usage.recaptured_tokens,
+            finite=writer.usage.finite and usage.finite,
             fallback=fallback or usage.fallback,
         )
 
@@ -215,23 +218,6 @@ def _chunks(piece: Found) -> tuple[Chunk, ...]:
     raise PromptError(f"a search found a {type(piece).__name__}: it gives chunks and clips")
 
 
-def question_of(parts: Any) -> str:
+def question_of(parts: PromptLike) -> str:
     """Return the last text of a prompt, as the caller wrote it; empty if there is none."""
-    if isinstance(parts, str):
-        return parts
-    for part in reversed(list(parts)):
-        if isinstance(part, str):
-            return part
-        if isinstance(part, Mapping):
-            content = part.get("content")
-            items = content if isinstance(content, list | tuple) else ()
-            texts = [content] if isinstance(content, str) else [_text_of(item) for item in items]
-            written = [text for text in texts if text]
-            if written:
-                return written[-1]
-    return ""
-
-
-def _text_of(item: Any) -> str:
-    text = item.get("text") if isinstance(item, Mapping) else None
-    return text if isinstance(text, str) else ""
+    return next(filter(None, reversed(list(texts_of(parts)))), "")

@@ -14,8 +14,8 @@ from emblema.eval.progress import steps
 from emblema.kv.chunk import Chunk
 from emblema.link.executor import LinkTrace
 from emblema.link.lanes import Lane
-from emblema.link.policy.certificate import Sample
-from emblema.link.policy.fidelity import PROVISIONAL, compare, divergence, first_token
+from emblema.link.policy.certificate import PROVISIONAL
+from emblema.link.policy.samples import Sample, compare, divergence, first_token
 from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.query import QueryStrategy
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode

@@ -17,24 +17,21 @@ class LinkContext:
     Args:
         stored: look-ups in the store.
         rows: canonical rows of the prompt's chunks, by id.
+        patches: that the prompt brings along, and the store does not have.
     """
 
-    def __init__(self, stored: Knowledge, rows: Mapping[str, KVRows]) -> None:
+    def __init__(
+        self, stored: Knowledge, rows: Mapping[str, KVRows], patches: Mapping[ArtifactKey, Patch] | None = None
+    ) -> None:
         self._stored, self._rows = stored, rows
-        self._patches: dict[ArtifactKey, Patch | None] = {}
-        self._keys: dict[str, tuple[ArtifactKey, ...]] = {}
+        self._patches: dict[ArtifactKey, Patch | None] = dict(patches or {})
         self._prefixes: list[PrefixMatch | None] = []
 
     @property
     def knowledge(self) -> Knowledge:
         """The same look-ups, each made once, for strategies."""
         # Not kept: it holds this, and what is looked up would outlive the link until the next collection of cycles.
-        return replace(
-            self._stored,
-            find_patch=self.patch,
-            find_prefix=self._prefix,
-            artifact_keys=self._artifact_keys,
-        )
+        return replace(self._stored, find_patch=self.patch, find_prefix=self._prefix)
 
     def patch(self, key: ArtifactKey) -> Patch | None:
         """Return the patch of a key, or None."""
@@ -57,8 +54,3 @@ class LinkContext:
         if not self._prefixes:
             self._prefixes.append(self._stored.find_prefix(prompt))
         return self._prefixes[0]
-
-    def _artifact_keys(self, chunk: str) -> tuple[ArtifactKey, ...]:
-        if chunk not in self._keys:
-            self._keys[chunk] = tuple(self._stored.artifact_keys(chunk))
-        return self._keys[chunk]

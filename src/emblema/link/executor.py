@@ -193,7 +193,7 @@ class _PlanRun:
         """Run the rows, note what the question attends, and run it again with the rows chosen by that."""
         noted = (rows >= again.question[0]).nonzero().squeeze(1)
         attention = QuestionAttention(len(noted), self.table.length, self.adapter.device)
-        with noting_attention(self.adapter, noted, attention.add, again.layers):
+        with noting_attention(self.adapter, noted, attention.add):
             self.adapter.forward(batch, self.table, wanted=0)
         self.table.settle()
         slots = self.slots[spanned_rows(again.candidates)].to(self.adapter.device)

@@ -87,7 +87,7 @@ def name_of(decisions: Iterable[Decision]) -> str:
 
 
 def lanes_of(decisions: Iterable[Decision]) -> Lanes:
-    """Return the kinds and lanes that an answer is compared for: survivors alone, where there are any."""
+    """Return the kinds and lanes that an answer is compared for: those of rows kept after a slide alone, if any."""
     lanes = frozenset((decision.kind, decision.lane) for decision in decisions if decision.lane in JUDGED)
     return frozenset((kind, lane) for kind, lane in lanes if lane is Lane.SURVIVOR) or lanes
 

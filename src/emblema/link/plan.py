@@ -163,13 +163,11 @@ class Recomputation:
         candidates: row ranges to choose from, taken in every layer.
         budget: how many of them are computed.
         question: rows that run in both passes; the prompt's last row is the last of them.
-        layers: layers whose attention is noted; None for all.
     """
 
     candidates: tuple[Rows, ...]
     budget: int
     question: Rows
-    layers: frozenset[int] | None = None
 
     @property
     def question_rows(self) -> int:

@@ -1,8 +1,8 @@
 """A prompt as rows: parts of text and chunks, laid one after another, each row with its token, position and owner."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import islice
@@ -48,9 +48,9 @@ class ChunkPart:
         slid: it has conditioned the chunks after it and is absent for every text row.
         state: which rows it has.
         source: the part's id as an antecedent, where rows were written in a window; "" for text; None for the chunk's.
-        survivor: the rows were written in a window, and something before them has left or was added since.
+        kept_after_slide: the rows were written in a window, and something before them has left or was added since.
         distrusted: of a part whose rows are not taken, rows that a window wrote after antecedents that have changed
-            since; only a canary tries them.
+            since; only a comparison tries them.
         repair: a patch added to rows that a window wrote when they are read, position-free.
     """
 
@@ -58,7 +58,7 @@ class ChunkPart:
     slid: bool = False
     state: RowState = RowState.CANONICAL
     source: str | None = None
-    survivor: bool = False
+    kept_after_slide: bool = False
     distrusted: Chunk | None = None
     repair: Patch | None = None
 
@@ -225,6 +225,14 @@ class Prompt:
             return False
         first = self.segments[0].part
         return not anchor or (isinstance(first, TextPart) and first.token_ids == tuple(anchor))
+
+    def map_chunks(self, change: Callable[[Segment, ChunkPart], ChunkPart]) -> "Prompt":
+        """Return the prompt with other chunk parts of the same length in the places of its own."""
+        segments = (
+            replace(segment, part=change(segment, segment.part)) if isinstance(segment.part, ChunkPart) else segment
+            for segment in self.segments
+        )
+        return Prompt(tuple(segments), self.axes, self.next_position)
 
     def until(self, row: int) -> "Prompt":
         """Return the prompt of the segments that end at or before a row."""

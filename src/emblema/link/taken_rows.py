@@ -198,13 +198,10 @@ class TakenRows:
             factors, read = group.factors(layer, device)
             self.patch_bytes += read
             if memory is not None:
-                slots.setdefault(device, []).extend(group.slots(layer, layout, factors, memory))
+                slots.setdefault(device, []).extend(group.slots(layer, factors, memory))
                 continue
             # The sink writes in its own way, from rows of its dtype in order.
-            scratch = scratch_memory(layout, group.placement.rows, self._model.dtype, device)
-            self._placer.place(group.dense, group.slots(layer, layout, factors, scratch))
-            rows = LayerRows(scratch.keys[0].transpose(0, 1), scratch.values[0].transpose(0, 1))
-            self._table.write(layer, group.placement.slots, rows)
+            self._table.write(layer, group.placement.slots, group.in_order(layer, factors, self._placer))
         for device, held in slots.items():
             placer = self._placer if device == self._model.device else placer_for(device)
             placer.place(group.placement.on(device), held)
@@ -230,10 +227,7 @@ def relocated(model: ModelGeometry, job: LinkJob, layer: int, rows: Tensor) -> L
     }
     if not wanted <= order.keys():
         raise PlanError("the plan takes some of the selector's candidates from no chunk")
-    layout = model.layouts[layer]
-    scratch = scratch_memory(layout, group.placement.rows, model.dtype, model.device)
-    placer_for(model.device).place(group.dense, group.slots(layer, layout, [(None, None)] * len(parts), scratch))
-    every = LayerRows(scratch.keys[0].transpose(0, 1), scratch.values[0].transpose(0, 1))
+    every = group.in_order(layer, [(None, None)] * len(parts), placer_for(model.device))
     return every.select(torch.tensor([order[int(row)] for row in rows], device=model.device))
 
 
@@ -251,7 +245,7 @@ class _RelocatedGroup:
     """
 
     def __init__(self, model: ModelGeometry, job: LinkJob, parts: Sequence[RowRange], slots: Tensor) -> None:
-        self.parts, self.layers, self._resources = parts, parts[0].layers, job.resources
+        self.parts, self.layers, self._model, self._resources = parts, parts[0].layers, model, job.resources
         self._held: list[tuple[Chunk, KVRows]] = []
         known = {chunk.id: chunk for _, chunk in job.prompt.chunk_segments}
         positions, segments, count = [], [], 0
@@ -276,15 +270,19 @@ class _RelocatedGroup:
         """Return whether a layer's rows can be read without waiting, and without an error."""
         return not self.layers[0] <= layer < self.layers[1] or all(layer_is_here(held, layer) for _, held in self._held)
 
-    def slots(
-        self, layer: int, layout: LayerLayout, factors: Sequence[SlotFactors], memory: LayerMemory
-    ) -> list[SlotRows]:
+    def in_order(self, layer: int, factors: Sequence[SlotFactors], placer: Placer) -> LayerRows:
+        """Return a layer's rows one after another, relocated and patched, in the model's dtype on its device."""
+        scratch = scratch_memory(self._model.layouts[layer], self.placement.rows, self._model.dtype, self._model.device)
+        placer.place(self.dense, self.slots(layer, factors, scratch))
+        return LayerRows(scratch.keys[0].transpose(0, 1), scratch.values[0].transpose(0, 1))
+
+    def slots(self, layer: int, factors: Sequence[SlotFactors], memory: LayerMemory) -> list[SlotRows]:
         """Return what is placed in both slots of a layer, with the chunks' rows on the device of its memory.
 
         Raises:
             LoadError: the chunks' rows are not what this model writes for so many tokens, or did not come.
         """
-        keys, values = [], []
+        layout, keys, values = self._model.layouts[layer], [], []
         for chunk, held in self._held:
             rows = held[layer] if layer < len(held) else None
             if (

@@ -4,8 +4,8 @@ import json
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,9 @@ class FidelityLogs:
 
     Args:
         folder: of the file; None keeps the logs no longer than the process.
-        shared: whether others write the same logs though there is no folder, as in a subclass.
     """
 
-    def __init__(self, folder: Path | None, *, shared: bool = False) -> None:
-        self._shared = shared or folder is not None
+    def __init__(self, folder: Path | None) -> None:
         self._path = None if folder is None else folder / FILE
         # Guards what follows.
         self._lock = threading.RLock()
@@ -62,7 +60,7 @@ class FidelityLogs:
         """Return a tenant's log; one that is damaged is set aside, and begins empty."""
         with self._lock:
             if owner not in self._logs:
-                self._logs[owner] = FidelityLog(shared=self._shared)
+                self._logs[owner] = FidelityLog(shared=self._path is not None)
                 self.refresh(owner)
             return self._logs[owner]
 
@@ -74,7 +72,15 @@ class FidelityLogs:
     def save(self, owner: str) -> None:
         """Add what was measured since to a tenant's log; a failure is only reported, as no answer depends on it."""
         with self._lock:
-            self._attempt(partial(self._save, owner), "saved")
+            if self.of(owner).unsaved:
+                self._attempt(partial(self._save, owner), "saved")
+
+    @contextmanager
+    def changing(self, owner: str) -> Iterator[FidelityLog]:
+        """Give a tenant's log as other processes left it, and save what was measured meanwhile."""
+        self.refresh(owner)
+        yield self.of(owner)
+        self.save(owner)
 
     def forget(self, owner: str) -> None:
         """Let a tenant's log go from memory, unless some of it is not written; it is read again when it is wanted."""
@@ -87,9 +93,8 @@ class FidelityLogs:
     def close(self) -> None:
         """Write what is not written yet, and close the file."""
         with self._lock:
-            for owner, held in self._logs.items():
-                if held.unsaved:
-                    self.save(owner)
+            for owner in self._logs:
+                self.save(owner)
             if self._catalogue is not None:
                 self._catalogue.close()
 

@@ -1,22 +1,21 @@
-"""Linking: a request is planned, missing patches are formed, the plan is carried out, and its result is remembered."""
+"""Linking: a prompt's chunks are leased, it is planned, patches are formed, the plan is run, and it is remembered."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 
+import torch
 from torch import Tensor
 
 from emblema.errors import LoadError, ModelError, PromptError
 from emblema.kv.chunk import Chunk
-from emblema.kv.keys import ArtifactKey
-from emblema.kv.layout import KVRows, LayerRows
-from emblema.kv.patch import Patch
 from emblema.link.context import LinkContext
 from emblema.link.executor import Executor, LinkedTable
 from emblema.link.forming import form_missing
 from emblema.link.plan import LinkPlan
-from emblema.link.policy.fidelity import first_token
-from emblema.link.prompt import Part, Prompt, RowState, TextPart
+from emblema.link.prompt import Prompt, RowState, TextPart
 from emblema.link.second_pass import margin_of
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, PrefixMatch, Strategy
@@ -25,6 +24,7 @@ from emblema.link.strategies.prefix import Prefix
 from emblema.link.strategies.registry import parse
 from emblema.link.taken_rows import LinkJob
 from emblema.models.adapter import Adapter
+from emblema.session.after_answer import learn, note_answer, note_not_finite
 from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.requests import LinkRequest, Prefill, Usage
 from emblema.store.identity import owner_id
@@ -39,10 +39,10 @@ class Linker:
     Args:
         adapter: the model.
         store: the tenant's store.
-        policy_runtime: learns from what is linked; without one `auto` takes only patches that others formed.
+        policy_runtime: what `auto` decides by; it learns from what is linked.
     """
 
-    def __init__(self, adapter: Adapter, store: TenantStore, policy_runtime: PolicyRuntime | None = None) -> None:
+    def __init__(self, adapter: Adapter, store: TenantStore, policy_runtime: PolicyRuntime) -> None:
         self.adapter, self.store, self.policy_runtime = adapter, store, policy_runtime
         self.executor = Executor(adapter)
         # What was linked last and is to be learnt from after its answer.
@@ -67,22 +67,28 @@ class Linker:
             CapacityError: the prompt's chunks are larger than the store's budget.
         """
         self.catch_up()
-        request = replace(request, strategy=parse(request.strategy))
+        strategy = parse(request.strategy)
         # Read once a link: it walks over all weights to see whether they are still the same.
-        model, captured, recaptured = self.adapter.fingerprint, 0, 0
-        _refuse_foreign(request.prompt, model)
-        knowledge = self._knowledge(request, model)
-        if self.policy_runtime is not None:
-            request, captured = self.policy_runtime.new_media.capture(request, knowledge)
-        chunks = _canonical_chunks(request.prompt)
+        model = self.adapter.fingerprint
+        foreign = next((chunk for _, chunk in request.prompt.chunk_segments if chunk.model != model), None)
+        if foreign is not None:
+            raise PromptError(
+                f"chunk {foreign.id[:12]} was made by another model, or before the weights changed: add its media here"
+            )
+        prefixes = None if request.table is not None else self._prefixes(model)
+        knowledge = self.policy_runtime.knowledge(model, partial(_find_prefix, prefixes))
+        request, captured = self.policy_runtime.new_media.capture(replace(request, strategy=strategy), knowledge)
+        parts = request.prompt.chunk_parts
+        # Not those that a window wrote, nor those without rows.
+        chunks = {part.chunk.id: part.chunk for part in parts if part.state is RowState.CANONICAL}
+        repairs = {part.repair_key: part.repair for part in parts if part.state is RowState.WRITTEN and part.repair}
+        recaptured, answer = 0, None
         with self.store.lease(chunks) as lease:
-            while True:
+            while answer is None:
                 recaptured += self._recapture(chunks, lease)
-                context = LinkContext(knowledge, lease.rows)
-                context.add(_repairs(request.prompt))
+                context = LinkContext(knowledge, lease.rows, repairs)
                 try:
-                    answer = self._answer(request, context)
-                    break
+                    answer = self._answer(request, strategy, context)
                 except LoadError as error:
                     if error.piece not in lease.rows:
                         raise
@@ -95,13 +101,16 @@ class Linker:
         return prefill
 
     def catch_up(self) -> None:
-        """Learn from what was linked last, if that was put off, and keep it as a prefix."""
+        """Learn from what was linked last, if that was put off; an exact prompt is kept as a prefix."""
         unlearnt, self._unlearnt = self._unlearnt, None
-        if unlearnt is not None:
-            request, prefill, knowledge = unlearnt
-            self._keep_prefix(request, prefill, knowledge.model)
-            if self.policy_runtime is not None:
-                self.policy_runtime.learn(request, prefill, knowledge)
+        if unlearnt is None:
+            return
+        request, prefill, knowledge = unlearnt
+        prompt = request.prompt
+        if request.table is None and prefill.plan.exact and not prompt.slid_rows and self._all_stored(request):
+            rows = prefill.linked.table.gather(torch.arange(prompt.tokens))
+            self._prefixes(knowledge.model).put(_segments(prompt), rows)
+        learn(self.policy_runtime, request, prefill, knowledge)
 
     def forget_prompts(self) -> None:
         """Forget the kept prompts of this model and tenant."""
@@ -118,93 +127,71 @@ class Linker:
                 rows += chunk.tokens
         return rows
 
-    def _knowledge(self, request: LinkRequest, model: str) -> Knowledge:
-        """Return the look-ups of one link; a prompt that continues a table takes no kept prefix."""
-        prefixes = None if request.table is not None else self._prefixes(model)
-        stored = Knowledge(
-            model,
-            self.adapter.layouts,
-            self.store.find_patch,
-            lambda prompt: _find_prefix(prefixes, prompt),
-            artifact_keys=self.store.artifact_keys,
-            second_pass=True,
-            anchor=self.adapter.anchor,
-        )
-        runtime = self.policy_runtime
-        if runtime is None:
-            return stored
-        return replace(
-            stored,
-            policy=runtime.policy,
-            measured=runtime.measured(model),
-            costs=runtime.costs(model),
-            recurs=runtime.recurs,
-        )
-
-    def _answer(self, request: LinkRequest, context: LinkContext) -> "_Answer":
+    def _answer(self, request: LinkRequest, strategy: Strategy, context: LinkContext) -> "_Answer":
         """Plan a prompt, form what is missing, and run it; where that gives no sure answer, compute it in full.
-
-        A plan that the executor cannot carry out falls back to `full`.
 
         Raises:
             ModelError: the logits are not finite where all rows are computed either.
         """
-        strategy, table = parse(request.strategy), request.table
-        held, answer = 0 if table is None else table.length, _Answer()
+        table, runtime, answer = request.table, self.policy_runtime, _Answer()
+        held = 0 if table is None else table.length
         unsure: tuple[LinkPlan, Tensor] | None = None
         while True:
-            plan = _plan(strategy, request, context)
-            refusal = self.executor.refusal(plan)
-            if refusal is not None:
-                strategy, answer.why = Full(), answer.why or refusal
-                plan = _plan(strategy, request, context)
-            if plan.forming:
-                patches, answer.formed = form_missing(self.executor, request.prompt, plan, context)
-                for key, patch in patches.items():
-                    self.store.put_artifact(key, patch)
-                plan = _plan(strategy, request, context)
+            plan = self._plan(request, strategy, context, answer)
             job = LinkJob(plan, request.prompt, context.resources, request.reused_rows)
             linked = self.executor.run(job, table=table, reserve=request.reserve)
-            answer.plan, answer.linked = plan, linked
-            answer.repeated += linked.trace.repeated
-            finite = first_token(linked.logits.cpu().numpy()) >= 0
-            answer.finite = answer.finite and finite
-            if finite and (plan.least_margin is not None or plan.recomputation is not None):
-                answer.margin = margin_of(linked.logits)
-            if finite and (plan.least_margin is None or (answer.margin or 0.0) >= plan.least_margin):
+            finite = math.isfinite(float(linked.logits.max()))
+            answer.take(plan, linked, finite=finite)
+            sure = plan.least_margin is None or (answer.margin or 0.0) >= plan.least_margin
+            # Logits of a trial that are not finite are what it measures.
+            if (finite and sure) or (isinstance(strategy, Auto) and strategy.trial is not None and not finite):
                 break
-            if not finite and isinstance(strategy, Auto) and strategy.trial is not None:
-                # What the check measures.
-                return answer
-            if not finite and isinstance(strategy, Full):
-                raise ModelError(
-                    "the model's logits are not finite, with every row computed: use another dtype or model"
-                )
             if finite:
                 unsure = plan, linked.logits
                 why = f"computed in full: the two likeliest first tokens differed by {answer.margin:.2f} only"
+            elif plan.strategy == Full().name:
+                raise ModelError(
+                    "the model's logits are not finite, with every row computed: use another dtype or model"
+                )
             else:
                 why = "computed in full: the logits were not finite"
-                if self.policy_runtime is not None:
-                    self.policy_runtime.note_not_finite(context.knowledge.model, request, plan)
+                note_not_finite(runtime, context.knowledge.model, plan)
             answer.why, answer.repeated = answer.why or why, answer.repeated + linked.trace.computed
             strategy = Prefix() if finite and isinstance(strategy, Auto) else Full()
             if table is not None:
                 table.truncate(held)
-        if self.policy_runtime is not None and answer.margin is not None:
-            own, full = (unsure, answer.linked.logits) if unsure else ((answer.plan, answer.linked.logits), None)
-            self.policy_runtime.note_answer(request, *own, full)
+        if answer.margin is not None and not request.compared:
+            own, logits = unsure or (plan, linked.logits)
+            note_answer(runtime, context.knowledge.model, own, logits, linked.logits if unsure else None)
         return answer
 
-    def _keep_prefix(self, request: LinkRequest, prefill: Prefill, model: str) -> None:
-        """Keep an exact prompt as a prefix; a chunk deleted meanwhile must not live on in it."""
-        prompt = request.prompt
-        if request.table is None and prefill.plan.exact and not prompt.slid_rows and self._all_held(request):
-            prefixes = self._prefixes(model)
-            prefixes.put(_segments(prompt), _copied(prefill.linked, prompt.tokens))
+    def _plan(self, request: LinkRequest, strategy: Strategy, context: LinkContext, answer: "_Answer") -> LinkPlan:
+        """Plan a prompt, and form the patches that the plan asks for.
 
-    def _all_held(self, request: LinkRequest) -> bool:
-        """Return whether the prompt's chunks are in the store, or came with it and were not deleted meanwhile."""
+        What the executor cannot carry out is planned in full.
+        """
+
+        def planned() -> LinkPlan:
+            plan = strategy.plan(request.prompt, context.knowledge)
+            return plan if request.table is None else plan.after(request.reused_rows)
+
+        plan = planned()
+        refusal = self.executor.refusal(plan)
+        if refusal is not None:
+            strategy, answer.why = Full(), answer.why or refusal
+            plan = planned()
+        if plan.forming:
+            patches, answer.formed = form_missing(self.executor, request.prompt, plan, context)
+            for key, patch in patches.items():
+                self.store.put_artifact(key, patch)
+            plan = planned()
+        return plan
+
+    def _all_stored(self, request: LinkRequest) -> bool:
+        """Return whether the prompt's chunks are in the store, or came with it and were not deleted meanwhile.
+
+        A chunk that was deleted must not live on in a prefix.
+        """
         chunks = [part for part in request.prompt.chunk_parts if part.name]
         inline = {part.name for part in chunks if request.inline_media and part.state is RowState.MISSING}
         if self.store.deleted(inline):
@@ -236,6 +223,14 @@ class _Answer:
     finite: bool = True
     why: str | None = None
 
+    def take(self, plan: LinkPlan, linked: LinkedTable, *, finite: bool) -> None:
+        """Take the result of one plan."""
+        self.plan, self.linked = plan, linked
+        self.repeated += linked.trace.repeated
+        self.finite = self.finite and finite
+        if finite and (plan.least_margin is not None or plan.recomputation is not None):
+            self.margin = margin_of(linked.logits)
+
     def usage(self, captured: int, recaptured: int, seconds: float) -> Usage:
         """Return what the answer cost, with the rows prefilled alone before, and the seconds to the first token."""
         trace = self.linked.trace
@@ -258,53 +253,19 @@ class _Answer:
 
 def _segments(prompt: Prompt) -> list[Segment]:
     """Return a prompt's segments as the prefix store compares them."""
-    return [
-        TextSegment(_text(segment.part))
-        if isinstance(segment.part, TextPart) or not segment.part.name
-        else ChunkSegment(segment.part.name, segment.part.tokens, segment.part.slid)
-        for segment in prompt.segments
-    ]
-
-
-def _refuse_foreign(prompt: Prompt, model: str) -> None:
-    for _, chunk in prompt.chunk_segments:
-        if chunk.model != model:
-            raise PromptError(
-                f"chunk {chunk.id[:12]} was made by another model, or before the weights changed: add its media here"
-            )
-
-
-def _canonical_chunks(prompt: Prompt) -> dict[str, Chunk]:
-    """Return the chunks whose rows are the store's, by id: not those that a window wrote, nor those without rows."""
-    return {part.chunk.id: part.chunk for part in prompt.chunk_parts if part.state is RowState.CANONICAL}
-
-
-def _plan(strategy: Strategy, request: LinkRequest, context: LinkContext) -> LinkPlan:
-    plan = strategy.plan(request.prompt, context.knowledge)
-    return plan if request.table is None else plan.after(request.reused_rows)
-
-
-def _repairs(prompt: Prompt) -> dict[ArtifactKey, Patch]:
-    """Return the patches that a window adds to rows that it wrote."""
-    return {
-        part.repair_key: part.repair
-        for part in prompt.chunk_parts
-        if part.state is RowState.WRITTEN and part.repair is not None
-    }
+    found: list[Segment] = []
+    for segment in prompt.segments:
+        part = segment.part
+        if isinstance(part, TextPart):
+            found.append(TextSegment(part.token_ids))
+        elif part.name:
+            found.append(ChunkSegment(part.name, part.tokens, part.slid))
+        else:
+            found.append(TextSegment(tuple(part.chunk.encoded.token_ids.tolist())))
+    return found
 
 
 def _find_prefix(prefixes: PrefixStore | None, prompt: Prompt) -> PrefixMatch | None:
+    """Return the longest kept prefix of a prompt; none without a store of them, as a table is continued."""
     found = None if prefixes is None else prefixes.longest(_segments(prompt), prompt.tokens - 1)
-    if found is None:
-        return None
-    rows, prefix = found
-    return PrefixMatch(prefix.id, rows, prefix.rows)
-
-
-def _text(part: Part) -> tuple[int, ...]:
-    return part.token_ids if isinstance(part, TextPart) else tuple(part.chunk.encoded.token_ids.tolist())
-
-
-def _copied(linked: LinkedTable, rows: int) -> KVRows:
-    layers = (linked.table.read(layer, 0, rows) for layer in range(len(linked.table.layouts)))
-    return tuple(LayerRows(layer.keys.clone(), layer.values.clone()) for layer in layers)
+    return None if found is None else PrefixMatch(found[1].id, found[0], found[1].rows)

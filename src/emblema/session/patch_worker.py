@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 
@@ -22,6 +22,7 @@ from emblema.kv.keys import ArtifactKey
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows, kv_bytes, rows_finite
 from emblema.kv.patch import LEAST_KEPT, Patch, deficit, form_faithful_patch
 from emblema.kv.rotation import PhaseBook, unplace
+from emblema.latest import LatestDict
 from emblema.link.policy.policy import Policy
 from emblema.store.store import TenantStore
 
@@ -71,16 +72,23 @@ class PatchJob:
     def form(self) -> Patch | None:
         """Return the patch, or None where it holds too little; algebra only, on any thread.
 
+        On a GPU it is formed beside the model, and lies in memory of the model's stream.
+
         Raises:
             LoadError: the canonical rows are lost, or rows are not finite.
         """
-        if not (rows_finite(self.rows) and rows_finite(self.chunk.rows)):
-            raise LoadError(self.chunk.id, "its rows are not finite")
-        deficits: list[LayerRows | None] = []
-        for conditioned, canonical, layout in zip(self.rows, self.chunk.rows, self.layouts, strict=True):
-            own = unplace(canonical.to(conditioned.keys.device), layout, self.source)
-            deficits.append(deficit(unplace(conditioned, layout, self.target), own))
-        return form_faithful_patch(deficits, self.rank, self.dtype, self.least_kept)
+        devices = dict.fromkeys(rows.keys.device for rows in self.rows)
+        with ExitStack() as streams:
+            for device in devices:
+                streams.enter_context(beside_model(device))
+            if not (rows_finite(self.rows) and rows_finite(self.chunk.rows)):
+                raise LoadError(self.chunk.id, "its rows are not finite")
+            deficits: list[LayerRows | None] = []
+            for conditioned, canonical, layout in zip(self.rows, self.chunk.rows, self.layouts, strict=True):
+                own = unplace(canonical.to(conditioned.keys.device), layout, self.source)
+                deficits.append(deficit(unplace(conditioned, layout, self.target), own))
+            patch = form_faithful_patch(deficits, self.rank, self.dtype, self.least_kept)
+        return patch if patch is None or all(device.type == "cpu" for device in devices) else patch.copy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,11 @@ class FormingStatistics:
     lost: int = 0
     failed: int = 0
     seconds: float = 0.0
+
+    @property
+    def taken(self) -> int:
+        """Jobs that were queued so far, formed or not; dropped ones do not count."""
+        return self.queued + self.formed + self.refused + self.lost + self.failed
 
 
 class PatchWorker:
@@ -131,7 +144,7 @@ class PatchWorker:
         self._current: PatchJob | None = None
         self._counts = FormingStatistics()
         # Patches that held too little of what is missing, the latest last: forming them again would give the same.
-        self._useless: OrderedDict[tuple[str, ArtifactKey, int, float], None] = OrderedDict()
+        self._useless: LatestDict[tuple[str, ArtifactKey, int, float], None] = LatestDict(REMEMBERED)
         # Moments and CPU seconds of the last minute.
         self._spent: deque[tuple[float, float]] = deque()
 
@@ -245,22 +258,16 @@ class PatchWorker:
         try:
             if not all(chunk in job.store for chunk in job.key.chunks):
                 return "refused"
-            patch = _formed(job)
+            patch = job.form()
             if patch is None:
-                self._note_useless(job)
+                with self._changed:
+                    self._useless[job.store.owner, job.key, job.rank, job.least_kept] = None
                 return "refused"
             return "formed" if job.store.put_artifact(job.key, patch) else "refused"
-        except LoadError:
-            return "lost"
         except EmblemaError as error:
-            log.warning("the %s was not formed: %s", job.key, error)
+            level = logging.DEBUG if isinstance(error, LoadError) else logging.WARNING
+            log.log(level, "the %s was not formed: %s", job.key, error)
             return "lost"
-
-    def _note_useless(self, job: PatchJob) -> None:
-        with self._changed:
-            self._useless[job.store.owner, job.key, job.rank, job.least_kept] = None
-            if len(self._useless) > REMEMBERED:
-                self._useless.popitem(last=False)
 
     def _forget(self, job: PatchJob) -> None:
         self._keys.discard((job.store.owner, job.key))
@@ -274,19 +281,6 @@ class PatchWorker:
         while self._spent and self._spent[0][0] < time.monotonic() - MINUTE:
             self._spent.popleft()
         return sum(seconds for _, seconds in self._spent)
-
-
-def _formed(job: PatchJob) -> Patch | None:
-    """Return a job's patch, or None where it holds too little.
-
-    On a GPU it is formed beside the model, and lies in memory of the model's stream.
-    """
-    devices = dict.fromkeys(rows.keys.device for rows in job.rows)
-    with ExitStack() as streams:
-        for device in devices:
-            streams.enter_context(beside_model(device))
-        patch = job.form()
-    return patch if patch is None or all(device.type == "cpu" for device in devices) else patch.copy()
 
 
 def _lower_priority() -> None:

@@ -18,7 +18,7 @@ from emblema.media.settings import PLAIN
 from emblema.media.video import Video
 from emblema.models.prepare import Preparer
 from emblema.session.chat_template import ChatTemplate, ChatTurn, Item
-from emblema.session.rendering import TextPiece, plain, refuse_long, render, tokenize
+from emblema.session.rendering import TextPiece, refuse_long, render, tokenize
 from emblema.session.tool_calls import in_plain_turns, read_calls
 
 
@@ -236,9 +236,18 @@ class PromptReader:
         return self.plain(items)
 
     def plain(self, items: Sequence[Item]) -> list[Part]:
-        """Return prompt parts of items without a template; a model without a processor takes token ids only."""
-        has_text = any(isinstance(item, str) for item in items)
-        return plain(items, self.template if has_text else None)
+        """Return prompt parts of items as they are, control tokens in the text included; nothing is added.
+
+        A model without a processor takes token ids only.
+
+        Raises:
+            PromptError: the texts are longer than is allowed.
+        """
+        template = self.template if any(isinstance(item, str) for item in items) else None
+        if template is not None:
+            refuse_long(items, template.text_bytes)
+        pieces = [TextPiece(item, trusted=True) if isinstance(item, str) else item for item in items]
+        return tokenize(pieces, None if template is None else template.tokenizer, (), begin=False)
 
     def operator_text(self, text: str) -> TextPart:
         """Return the operator's own text as it is: it may spell control tokens."""

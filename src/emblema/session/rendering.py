@@ -50,11 +50,11 @@ def render(turns: Sequence[ChatTurn], template: ChatTemplate, tools: Sequence[Ma
                 contents.append(content)
             elif isinstance(item, str):
                 # White space is outside the mark, where a template that trims can see it.
-                bare = item.strip()
-                before, after = item.split(bare, 1) if bare else (item, "")
-                mark = f"{OPEN}{len(held)}{CLOSE}" if bare else ""
+                stripped = item.strip()
+                before, after = item.split(stripped, 1) if stripped else (item, "")
+                mark = f"{OPEN}{len(held)}{CLOSE}" if stripped else ""
                 contents.append({"type": "text", "text": f"{before}{mark}{after}"})
-                held += [bare] if bare else []
+                held += [stripped] if stripped else []
             else:
                 contents.append({"type": "text", "text": f"{OPEN}{len(held)}{CLOSE}"})
                 held.append(item)
@@ -92,23 +92,6 @@ def refuse_long(items: Iterable[Item], most: int) -> None:
             f"the prompt's text has {size} bytes, more than the {most} that are tokenized: give less, or raise "
             "MediaLimits(text_bytes=…)"
         )
-
-
-def plain(items: Sequence[Item], template: ChatTemplate | None) -> list[Part]:
-    """Return prompt parts of items as they are, control tokens in the text included; nothing is added.
-
-    Args:
-        items: in order.
-        template: of the model; None where no item is text.
-
-    Raises:
-        PromptError: the texts are longer than is allowed.
-    """
-    tokenizer = None if template is None else template.tokenizer
-    if template is not None:
-        refuse_long(items, template.text_bytes)
-    pieces: list[TemplatePiece] = [TextPiece(item, trusted=True) if isinstance(item, str) else item for item in items]
-    return tokenize(pieces, tokenizer, (), begin=False)
 
 
 def _split(written: str, held: Sequence[Item], media: Sequence[tuple[str, ChunkPart]]) -> list[TemplatePiece]:

@@ -9,7 +9,7 @@ from emblema.errors import PromptError
 from emblema.link.plan import LinkPlan
 from emblema.session.decode_batch import TokenProbability
 from emblema.session.decoding import Sampling
-from emblema.session.requests import Usage
+from emblema.session.requests import Prefill, Usage
 from emblema.session.vocabulary import EMPTY
 
 FinishReason = Literal["stop", "length"]
@@ -118,64 +118,10 @@ class TextDecoder:
         return fresh
 
 
-class TextStream:
-    """Turns tokens into pieces of text: holds back what may become a stop string, and ends before one."""
-
-    def __init__(self, tokenizer: Any, stop: tuple[str, ...]) -> None:
-        self.text = ""
-        self.stopped = False
-        self._decoder = TextDecoder(tokenizer, skip_special_tokens=True)
-        self._stop = stop
-        self._given = 0
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """All tokens that were taken."""
-        return tuple(self._decoder.token_ids)
-
-    def push(self, token: int) -> str:
-        """Take a token and return the text that is now certain."""
-        self._append(self._decoder.push(token))
-        held = 0 if self.stopped else max((_overlap(self.text, stop) for stop in self._stop), default=0)
-        return self._give(len(self.text) - held)
-
-    def finish(self) -> str:
-        """Return the text held back, at the end."""
-        if not self.stopped:
-            self._append(self._decoder.finish())
-        return self._give(len(self.text))
-
-    def _append(self, fresh: str) -> None:
-        text = self.text + fresh
-        found = [index for index in (text.find(stop) for stop in self._stop) if index >= 0]
-        self.text = text[: min(found)] if found else text
-        self.stopped = bool(found)
-
-    def _give(self, until: int) -> str:
-        piece = self.text[self._given : until]
-        self._given = max(self._given, until)
-        return piece
-
-
-@dataclass(slots=True)
-class ReplyState:
-    """What a reply will say beside its text; it changes while tokens are made.
-
-    Attributes:
-        plan: the prompt's plan.
-        usage: what the reply has cost so far.
-        found: requests for retrieval that were answered so far.
-        remark: what the reply will say of its prompt.
-    """
-
-    plan: LinkPlan
-    usage: Usage
-    found: tuple[AnsweredRequest, ...] = ()
-    remark: str | None = None
-
-
 class ReplyText:
     """The text of a reply as its tokens are made, and why it ended.
+
+    What may become a stop string is held back, and the text ends before one.
 
     Args:
         tokenizer: of the model.
@@ -183,23 +129,21 @@ class ReplyText:
         sampling: its stop strings, and the most tokens.
 
     Attributes:
+        text: the text so far, what is held back included.
         made: the tokens, the one that ended the reply included.
     """
 
     def __init__(self, tokenizer: Any, ends: frozenset[int], sampling: Sampling) -> None:
+        self.text = ""
         self.made: list[int] = []
-        self._stream = TextStream(tokenizer, sampling.stop)
-        self._ends, self._most = ends, sampling.max_new_tokens
-
-    @property
-    def text(self) -> str:
-        """The text so far, what is held back included."""
-        return self._stream.text
+        self._decoder = TextDecoder(tokenizer, skip_special_tokens=True)
+        self._ends, self._stop, self._most = ends, sampling.stop, sampling.max_new_tokens
+        self._given = 0
 
     @property
     def token_ids(self) -> tuple[int, ...]:
         """Tokens that gave text: all but an end token."""
-        return self._stream.token_ids
+        return tuple(self._decoder.token_ids)
 
     def remark(self, prompt: str | None) -> str | None:
         """Return what is said of the prompt, and whether the answer is empty as the model ended it at once."""
@@ -209,14 +153,26 @@ class ReplyText:
     def push(self, token: int) -> tuple[str, FinishReason | None]:
         """Take a token; return the text that is now certain, perhaps empty, and at the end why the reply ended."""
         self.made.append(token)
-        if token in self._ends:
-            return self._stream.finish(), "stop"
-        fresh = self._stream.push(token)
-        if self._stream.stopped:
-            return fresh + self._stream.finish(), "stop"
-        if len(self.made) == self._most:
-            return fresh + self._stream.finish(), "length"
-        return fresh, None
+        ended = token in self._ends
+        stopped = self._append(self._decoder.finish() if ended else self._decoder.push(token))
+        full = not ended and not stopped and len(self.made) == self._most
+        if full:
+            self._append(self._decoder.finish())
+        reason: FinishReason | None = "stop" if ended or stopped else "length" if full else None
+        held = 0 if reason else max((_overlap(self.text, stop) for stop in self._stop), default=0)
+        return self._give(len(self.text) - held), reason
+
+    def _append(self, fresh: str) -> bool:
+        """Add text up to the first stop string; return whether there is one."""
+        text = self.text + fresh
+        found = [index for index in (text.find(stop) for stop in self._stop) if index >= 0]
+        self.text = text[: min(found)] if found else text
+        return bool(found)
+
+    def _give(self, until: int) -> str:
+        piece = self.text[self._given : until]
+        self._given = max(self._given, until)
+        return piece
 
 
 class ReplyWriter:
@@ -224,32 +180,37 @@ class ReplyWriter:
 
     Args:
         text: of the reply.
-        state: what else the reply says.
+        prefill: the linked prompt.
         began: `time.perf_counter` at the caller's call, for the time to first token.
+
+    Attributes:
+        usage: what the reply has cost so far.
+        found: requests for retrieval that were answered so far.
     """
 
-    def __init__(self, text: ReplyText, state: ReplyState, began: float) -> None:
-        self._text, self._state, self._began = text, state, began
+    def __init__(self, text: ReplyText, prefill: Prefill, began: float) -> None:
+        self.usage: Usage = prefill.usage
+        self.found: tuple[AnsweredRequest, ...] = ()
+        self._text, self._plan, self._remark, self._began = text, prefill.plan, prefill.remark, began
 
     def push(self, token: int) -> Piece:
         """Take a token and return a piece, perhaps empty; the last holds the reply."""
-        text, state = self._text, self._state
+        text = self._text
         if not text.made:
-            state.usage = replace(state.usage, ttft_seconds=perf_counter() - self._began)
+            self.usage = replace(self.usage, ttft_seconds=perf_counter() - self._began)
         fresh, reason = text.push(token)
         if reason is None:
             return Piece(fresh)
-        usage = replace(state.usage, completion_tokens=len(text.made))
-        remark = text.remark(state.remark)
-        return Piece(fresh, Reply(text.text, text.token_ids, reason, usage, state.found, state.plan, remark))
+        usage = replace(self.usage, completion_tokens=len(text.made))
+        remark = text.remark(self._remark)
+        return Piece(fresh, Reply(text.text, text.token_ids, reason, usage, self.found, self._plan, remark))
 
     def pieces(self, tokens: Iterator[int]) -> Iterator[Piece]:
         """Make the first token, and return a piece for every token."""
         first = self.push(next(tokens))
         return self._after(first, tokens)
 
-    def _after(self, first: Piece, tokens: Iterator[int]) -> Iterator[Piece]:
-        piece = first
+    def _after(self, piece: Piece, tokens: Iterator[int]) -> Iterator[Piece]:
         yield piece
         while piece.reply is None:
             piece = self.push(next(tokens))

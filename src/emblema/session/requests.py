@@ -2,15 +2,19 @@
 
 import time
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
+from emblema.errors import PromptError
 from emblema.kv.layout import KVRows
 from emblema.link.executor import LinkedTable, LinkTrace
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Strategy
 from emblema.models.tables import KVTable
+
+SurvivorChoice = Literal["drop", "keep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +29,12 @@ class LinkRequest:
         reused_rows: rows at the prompt's front that the table holds.
         inline_media: whether parts without rows are media that came with the prompt, to be made into chunks if they
             come again. A window's are its own.
-        survivors: whether rows are taken that an earlier request of the conversation had, and kept for the next.
+        survivors: `keep` takes rows that an earlier request of the conversation had, and keeps its own for the next.
+        compared: whether it is linked again to compare an answer: nothing is learnt of it but patches.
         began: `time.perf_counter` at the caller's call; time to first token counts from it.
+
+    Raises:
+        PromptError: there is no such choice of survivors.
     """
 
     prompt: Prompt
@@ -35,8 +43,13 @@ class LinkRequest:
     table: KVTable | None = None
     reused_rows: int = 0
     inline_media: bool = False
-    survivors: bool = False
+    survivors: SurvivorChoice = "drop"
+    compared: bool = False
     began: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        if self.survivors not in ("drop", "keep"):
+            raise PromptError(f"survivors is {self.survivors!r}: choose drop or keep")
 
 
 @dataclass(frozen=True, slots=True)

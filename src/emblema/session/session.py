@@ -17,16 +17,17 @@ from emblema.media.given import GivenMedia
 from emblema.models.adapter import Adapter
 from emblema.models.decode_steps import step_recorder
 from emblema.models.prepare import Preparer
+from emblema.session.after_answer import do_idle_work
 from emblema.session.chunk_builder import ChunkBuilder
 from emblema.session.decoding import DecodeStart, Sampler, Sampling
 from emblema.session.linker import Linker
+from emblema.session.new_media import ConversationRows
 from emblema.session.patch_worker import PatchWorker
 from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.prompt_reader import MediaReader, PromptLike, PromptReader
-from emblema.session.replies import Piece, ReplyState, ReplyText, ReplyWriter
+from emblema.session.replies import Piece, ReplyText, ReplyWriter
 from emblema.session.requests import LinkRequest, Prefill
 from emblema.session.solo_decoding import SoloDecoding
-from emblema.session.survivors import SurvivorCache
 from emblema.session.tool_calls import texts_in
 from emblema.session.vocabulary import ClosedVocabulary, closed_vocabulary, texts_of
 from emblema.store.store import TenantStore
@@ -56,7 +57,7 @@ class Session:
         prompt_reader: reads parts and messages.
         linker: links prompts.
         policy_runtime: what `auto` decides by, and what was measured.
-        survivors: rows of conversations that asked for them.
+        conversations: rows of conversations that asked for them.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Session:
         self.prompt_reader = PromptReader(preparer, limits.text_bytes)
         self.policy_runtime = PolicyRuntime(adapter, store, policy, patch_worker)
         self.linker = Linker(adapter, store, self.policy_runtime)
-        self.survivors = SurvivorCache(store)
+        self.conversations = ConversationRows(store)
 
     def on(self, store: TenantStore) -> "Session":
         """Return a session of another tenant on the same model."""
@@ -178,14 +179,13 @@ class Session:
         With `learn_later` it is learnt from in `after_answer`, or when the next prompt is linked.
         """
         exact = strategy_name(request.strategy) in ("full", "prefix")
-        if not request.survivors or exact or request.table is not None:
+        if request.survivors == "drop" or exact or request.table is not None:
             return self.linker.link(request, learn_later=learn_later)
         kinds = {part.chunk.kind for part in request.prompt.chunk_parts}
         trusted = frozenset(kind for kind in kinds if self.trusts(kind, Lane.SURVIVOR, request.strategy))
-        prefill = self.linker.link(
-            replace(request, prompt=self.survivors.place(request.prompt, trusted)), learn_later=learn_later
-        )
-        self.survivors.keep(prefill)
+        placed = replace(request, prompt=self.conversations.place(request.prompt, trusted))
+        prefill = self.linker.link(placed, learn_later=learn_later)
+        self.conversations.keep(prefill)
         return prefill
 
     def decode(self, prefill: Prefill, sampling: Sampling, began: float) -> Iterator[Piece]:
@@ -205,7 +205,7 @@ class Session:
     def writer(self, prefill: Prefill, sampling: Sampling, began: float) -> ReplyWriter:
         """Return what writes the reply after a prefill; arguments as for `decode`."""
         text = ReplyText(self.tokenizer, self.end_tokens, sampling)
-        return ReplyWriter(text, ReplyState(prefill.plan, prefill.usage, remark=prefill.remark), began)
+        return ReplyWriter(text, prefill, began)
 
     def trusts(self, kind: str, lane: Lane, strategy: str | Strategy) -> bool:
         """Return whether a strategy may take a kind of content by a lane.
@@ -227,9 +227,11 @@ class Session:
             self.idle()
 
     def idle(self) -> None:
-        """Do the idle work, on the thread that owns the model: make chunks of seen media, and run the canary."""
-        if self.policy_runtime.waiting:
-            self.policy_runtime.idle(lambda prompt, strategy: self.linker.link(LinkRequest(prompt, strategy)))
+        """Do the idle work, on the thread that owns the model: make chunks of seen media, and compare an answer."""
+        do_idle_work(
+            self.policy_runtime,
+            lambda prompt, strategy: self.linker.link(LinkRequest(prompt, strategy, compared=True)),
+        )
 
     def _media_reader(self, prefill_media: bool) -> MediaReader:
         """Return a reader of one prompt's media; a piece that occurs twice is made once."""

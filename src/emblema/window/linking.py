@@ -78,12 +78,12 @@ class WindowLinker:
         session.refuse_without_room(prompt, new_tokens)
         chunks = {part.chunk.id for part in prompt.chunk_parts if part.state is RowState.CANONICAL}
         stored = {key for chunk in chunks for key in session.store.artifact_keys(chunk)}
-        queued = runtime.patches_queued
+        queued = runtime.statistics.forming.taken
         prefill = session.link(LinkRequest(prompt, question.strategy, min(new_tokens, DECODE_RESERVE)))
         patches = [rows.patch.key for rows in prefill.plan.ranges if rows.patch]
         formed = {key for key in patches if key.kind is not ArtifactKind.REPAIR} - stored
         entry.count(prefill.usage, prefill.trace)
-        entry.patches_formed += len(formed) + runtime.patches_queued - queued
+        entry.patches_formed += len(formed) + runtime.statistics.forming.taken - queued
         return prefill
 
     def copy_rows(
@@ -134,7 +134,7 @@ def _prompt_part(part: WindowPart, index: int, source: RowState, survivor: bool)
     piece = None if rows is None else rows.pieces[index]
     repair = None if rows is None or not rows.repairs else rows.repairs[index]
     if source == RowState.WRITTEN and piece is not None:
-        return ChunkPart(piece, state=source, source=member.source, survivor=survivor, repair=repair)
+        return ChunkPart(piece, state=source, source=member.source, kept_after_slide=survivor, repair=repair)
     distrusted, repair = (piece, repair) if survivor else (None, None)
     if member.chunk is not None:
         state = RowState.CANONICAL if source == RowState.CANONICAL else RowState.MISSING

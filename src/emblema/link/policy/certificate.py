@@ -14,10 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from emblema.link.policy.samples import Sample
+
 CONFIDENCE = 1.645
 """Standard errors of a one-sided interval of 95 %."""
 THRESHOLDS = tuple(step / 20 for step in range(19, -1, -1))
 """Margins that are tested, the strictest first."""
+PROVISIONAL = 0.5
+"""The margin from which on an answer over linked rows stands where nothing was certified."""
 FIRST_LOOK = 200
 GROWTH = 2
 """Comparisons at the first look, and how many times as many there are at each next one."""
@@ -44,21 +48,6 @@ class Bounds:
     alpha: float | None
     max_kl: float | None
     delta: float
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One answer's first token by a linked prompt against full prefill's.
-
-    Attributes:
-        kl: divergence in nats, perhaps infinite.
-        agrees: whether it is the same token.
-        margin: how far apart the linked answer's two likeliest tokens were.
-    """
-
-    kl: float
-    agrees: bool
-    margin: float = 1.0
 
 
 def certified_margin(samples: Sequence[Sample], bounds: Bounds) -> float | None:

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from typing import Literal
 
 from emblema.link.lanes import JUDGED, Lane
@@ -19,7 +19,7 @@ class ComparisonShares:
     """What the shares have given so far and no comparison has used up; on one thread."""
 
     def __init__(self) -> None:
-        self._credit: dict[Comparing, float] = {"check": 0.0, "trial": 0.0}
+        self._unused: dict[Comparing, float] = {"check": 0.0, "trial": 0.0}
         self._rows = 0.0
         # Checks left to be made of every answer, as one differed lately.
         self._checks_due = 0
@@ -44,8 +44,8 @@ class ComparisonShares:
             share = 1.0
         if what is None or share == 0:
             return False
-        self._credit[what] += share
-        return self._credit[what] >= 1 and free and (share >= 0.5 or self._random.random() >= 0.5)
+        self._unused[what] += share
+        return self._unused[what] >= 1 and free and (share >= 0.5 or self._random.random() >= 0.5)
 
     def note_check(self, agrees: bool) -> None:
         """Note what a check showed: after one that differs every answer is checked, until several agree."""
@@ -58,14 +58,11 @@ class ComparisonShares:
     def spend(self, what: Comparing, rows: int) -> None:
         """Note a comparison, and the rows that were computed for it."""
         self._rows -= rows
-        self._credit[what] -= 1
+        self._unused[what] -= 1
 
-    def least_tried(
-        self, found: Collection[tuple[str, Lane]], open: Callable[[str, Lane], bool]
-    ) -> Sequence[tuple[str, Lane]]:
-        """Return the closed ones of some kinds and lanes, those that were tried least first."""
-        closed = [(kind, lane) for kind, lane in found if not open(kind, lane)]
-        return sorted(closed, key=lambda pair: (self._tried[pair], JUDGED.index(pair[1]), pair[0]))
+    def least_tried(self, closed: Collection[tuple[str, Lane]]) -> tuple[str, Lane]:
+        """Return the one of some closed kinds and lanes that was tried least."""
+        return min(closed, key=lambda pair: (self._tried[pair], JUDGED.index(pair[1]), pair[0]))
 
     def note_trial(self, lanes: Collection[tuple[str, Lane]]) -> None:
         """Note that lanes will be tried."""

@@ -92,7 +92,7 @@ def _lane_of(
 
     if segment.stop <= exact:
         return decided(Lane.PREFIX, "an earlier prompt began with the same")
-    if part.state is RowState.WRITTEN and part.survivor:
+    if part.state is RowState.WRITTEN and part.kept_after_slide:
         return decided(Lane.SURVIVOR, "its rows were written in this window, after chunks that have changed since")
     if part.state is RowState.WRITTEN:
         return decided(Lane.SETTLED, "its rows were written in this window")

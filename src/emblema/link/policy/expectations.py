@@ -153,7 +153,7 @@ class Continuations:
     """
 
     def __init__(self) -> None:
-        self._met = 0
+        self._count = 0
         # By the digest up to the last chunk, the number of the prompt and whether it went on from another.
         self._waiting: dict[bytes, tuple[int, bool]] = {}
         self._known: LatestDict[bytes, None] = LatestDict(KNOWN)
@@ -164,14 +164,14 @@ class Continuations:
         openings = list(openings_of(prompt))
         if not openings:
             return
-        self._met += 1
+        self._count += 1
         longest = next((opening for opening in reversed(openings) if opening in self._waiting), None)
         if longest is not None:
             self._outcomes[self._waiting.pop(longest)[1]].append(True)
         if openings[-1] not in self._known:
-            self._waiting[openings[-1]] = self._met, self._goes_on(openings)
+            self._waiting[openings[-1]] = self._count, self._goes_on(openings)
         self._known[openings[-1]] = None
-        while self._waiting and self._met - next(iter(self._waiting.values()))[0] > LONGEST:
+        while self._waiting and self._count - next(iter(self._waiting.values()))[0] > LONGEST:
             _, goes_on = self._waiting.pop(next(iter(self._waiting)))
             self._outcomes[goes_on].append(False)
 
@@ -183,7 +183,7 @@ class Continuations:
         openings = list(openings_of(prompt))
         alike = self._goes_on(openings)
         outcomes = self._outcomes[alike]
-        left = sum(self._met - number >= SOON for number, goes_on in self._waiting.values() if goes_on == alike)
+        left = sum(self._count - number >= SOON for number, goes_on in self._waiting.values() if goes_on == alike)
         count = len(outcomes) + left
         return max(0.0, wilson_interval(sum(outcomes), count)[0]) if count >= LEAST_NEW else 0.0
 

@@ -40,7 +40,6 @@ class Knowledge:
         layouts: per layer, how rows are kept.
         find_patch: returns the stored patch of a key, or None.
         find_prefix: returns the longest exact prefix of earlier prompts, or None.
-        artifact_keys: returns the keys of a chunk's stored patches, whatever was before it.
         policy: the engine's bounds on `auto`; a request may bring its own.
         measured: what was measured of its lanes.
         costs: what linking is expected to cost.
@@ -54,7 +53,6 @@ class Knowledge:
     layouts: tuple[LayerLayout, ...]
     find_patch: Callable[[ArtifactKey], Patch | None]
     find_prefix: Callable[[Prompt], PrefixMatch | None]
-    artifact_keys: Callable[[str], Iterable[ArtifactKey]] = lambda chunk: ()
     policy: Policy = Policy()
     measured: MeasuredLanes = MeasuredLanes()
     costs: Costs = RowCosts()

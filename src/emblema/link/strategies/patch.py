@@ -31,18 +31,18 @@ class PatchStrategy:
 
     def plan(self, prompt: Prompt, knowledge: Knowledge) -> LinkPlan:
         first = knowledge.layers // 2 if self.deep else 0
-        bare: list[str] = []
+        unpatched: list[str] = []
 
         def chunk_ranges(segment: Segment, chunk: Chunk) -> list[RowRange]:
             rank = self.rank_for(chunk.tokens, knowledge)
             if rank == 0:
-                bare.append(chunk.id)
+                unpatched.append(chunk.id)
                 return taken(segment, chunk, knowledge.layers)
             key = ArtifactKey(knowledge.model, chunk.id, prompt.antecedents(segment))
             return patched(segment, chunk, knowledge.layers, PatchUse(key, rank, even=self.deep), first)
 
         plan = plan_chunks(self.name, prompt, knowledge, chunk_ranges)
-        remark = f"{len(bare)} chunks are too short for this share: taken without a patch" if bare else None
+        remark = f"{len(unpatched)} chunks are too short for this share: taken without a patch" if unpatched else None
         return replace(plan, remark=remark)
 
     def rank_for(self, tokens: int, knowledge: Knowledge) -> int:

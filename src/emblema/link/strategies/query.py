@@ -1,12 +1,12 @@
 """`query-R%`: rows taken blind, and those that the question attends most computed again in context."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from math import ceil
 
 from emblema.kv.chunk import Chunk
 from emblema.link.plan import LinkPlan, Recomputation, RowRange
-from emblema.link.policy.fidelity import PROVISIONAL
+from emblema.link.policy.certificate import PROVISIONAL
 from emblema.link.prompt import ChunkPart, Prompt, Rows, RowState, Segment
 from emblema.link.strategies.base import Knowledge, lay_out, taken
 
@@ -42,8 +42,7 @@ class QueryStrategy:
 
         ranges = lay_out(prompt, knowledge, chunk_ranges, in_context=True)
         plan = LinkPlan(self.name, prompt.tokens, layers, ranges, leaving=prompt.slid_rows)
-        candidates = dict.fromkeys(unread_rows(prompt, knowledge.anchor), self.share)
-        again = recomputation(prompt, candidates)
+        again = recomputation(prompt, unread_rows(prompt, knowledge.anchor), self.share)
         return replace(plan, recomputation=again, least_margin=None if again is None else self.least_margin)
 
 
@@ -67,9 +66,9 @@ def unread_rows(prompt: Prompt, anchor: tuple[int, ...] = (), new: Container[str
     )
 
 
-def recomputation(prompt: Prompt, candidates: Mapping[Rows, float]) -> Recomputation | None:
-    """Return the second pass over a share of the rows of each range; None without any. The best of all are chosen."""
+def recomputation(prompt: Prompt, candidates: tuple[Rows, ...], share: float) -> Recomputation | None:
+    """Return the second pass over a share of the rows of some ranges, the best of all; None without any."""
     if not candidates:
         return None
-    budget = ceil(sum(share * (stop - start) for (start, stop), share in candidates.items()) - ROUNDING)
-    return Recomputation(tuple(candidates), budget, prompt.question_rows)
+    budget = ceil(share * sum(stop - start for start, stop in candidates) - ROUNDING)
+    return Recomputation(candidates, budget, prompt.question_rows)

@@ -1,4 +1,4 @@
-"""The canary: compares a small share, closes a lane that is bad, opens it when it is good again, and is kept."""
+"""Comparisons of a small share: they close a lane that is bad, open it when it is good again, and are kept."""
 
 import asyncio
 import math
@@ -16,9 +16,9 @@ from emblema.errors import StrategyError
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.link.lanes import Lane
-from emblema.link.policy.fidelity import divergence
+from emblema.link.policy.samples import divergence
 from emblema.session.fidelity_logs import read_all
-from tests.engine.engines import AT_ONCE
+from tests.engine.engines import AT_ONCE, added
 from tests.threads import await_end, started_threads
 
 QUESTION = "what colour is under the tent ?"
@@ -28,10 +28,6 @@ ALWAYS = replace(AT_ONCE, canary=1, canary_rows=math.inf)
 
 def engine_on(reference: Engine, store: object = None, policy: Policy = ALWAYS, salt: bytes = b"") -> Engine:
     return Engine(reference.adapter.model, reference.processor, store=store, policy=policy, salt=salt, anchor=())  # type: ignore[arg-type]
-
-
-def added(own: Engine, episode: Episode) -> list[Chunk]:
-    return [chunk for page in episode.pages if isinstance(chunk := own.add(page.image()), Chunk)]
 
 
 def spoil(own: Engine, pages: list[Chunk]) -> None:
@@ -167,7 +163,7 @@ def test_a_chunk_deleted_meanwhile_is_not_compared(reference: Engine, episode: E
     own.idle()
     after = own.policy_runtime.statistics.canary
     assert (after.checks, after.skipped) == (before.checks, before.skipped + 1) and not own.policy_runtime.waiting
-    assert pages[0].id not in own.store, "the canary brought nothing back"
+    assert pages[0].id not in own.store, "the comparison brought nothing back"
 
 
 def test_a_request_has_bounds_of_its_own(reference: Engine, episode: Episode) -> None:

@@ -1,11 +1,11 @@
-"""The canary: after the answers, a small share of the linked prompts is linked again and compared.
+"""Comparisons: after the answers, a small share of the linked prompts is linked again and compared.
 
 There are two kinds of comparison, each with its own share. A *check* computes a linked prompt in full. A *trial* takes
 a prompt that was computed in full and links the chunks of one kind by a closed lane, which costs little more than its
 text; so a lane that was closed can open again, and a kind of content can show that it has no gap.
 
-Rows that a window wrote count as computed where all that preceded them is still there. A prompt that holds survivors
-(rows after something that has changed) is compared for these alone, as the rows after them are no better.
+Rows that a window wrote count as computed where all that preceded them is still there. A prompt that holds rows
+kept after a slide is compared for these alone, as the rows after them are no better.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,12 @@ from torch import Tensor
 
 from emblema.errors import EmblemaError
 from emblema.link.lanes import Lane, Lanes, Trial, lanes_of, measured_lanes
-from emblema.link.plan import LinkPlan
+from emblema.link.policy.certificate import PROVISIONAL
 from emblema.link.policy.comparison_shares import Comparing, ComparisonShares
-from emblema.link.policy.fidelity import PROVISIONAL, FidelityLog, compare
+from emblema.link.policy.fidelity import FidelityLog
 from emblema.link.policy.policy import Policy
-from emblema.link.prompt import ChunkPart, Prompt, RowState, TextPart
+from emblema.link.policy.samples import compare
+from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment, TextPart
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.full import Full
@@ -27,12 +28,12 @@ from emblema.session.requests import Prefill
 
 
 @dataclass(frozen=True, slots=True)
-class CanaryStatistics:
-    """What the canary did.
+class ComparisonStatistics:
+    """What was compared.
 
     Attributes:
-        linked, exact: prompts whose rows were partly taken, and wholly computed; windows that computed survivors again
-            because they are not trusted count as exact.
+        linked, exact: prompts whose rows were partly taken, and wholly computed; windows that computed rows
+            kept after a slide again, because they are not trusted, count as exact.
         checks, trials: of them compared.
         skipped: not compared: a chunk was deleted meanwhile, or the trial's lane had no rows to take.
         failed: comparisons that raised an error, which the reply before them does not notice.
@@ -77,18 +78,17 @@ class Comparison:
         return isinstance(self.strategy, Auto)
 
 
-class Canary:
+class Comparisons:
     """Chooses prompts, and compares them when there is time. On the thread that owns the model.
 
     Args:
         log: the tenant's measurements.
-        model: gives the model's fingerprint as it is now.
         policy: whose bounds lanes are judged by, whatever a request's own are.
     """
 
-    def __init__(self, log: FidelityLog, model: Callable[[], str], policy: Policy) -> None:
-        self._log, self._model, self._policy = log, model, policy
-        self.statistics = CanaryStatistics()
+    def __init__(self, log: FidelityLog, policy: Policy) -> None:
+        self._log, self._policy = log, policy
+        self.statistics = ComparisonStatistics()
         self._next: Comparison | None = None
         self._shares = ComparisonShares()
 
@@ -97,46 +97,63 @@ class Canary:
         """Whether a prompt waits to be compared."""
         return self._next is not None
 
-    def consider(self, prefill: Prefill, policy: Policy) -> None:
-        """Count a prompt that was answered, and perhaps take it to be compared later."""
+    def consider(self, prefill: Prefill, model: str, policy: Policy) -> None:
+        """Count a prompt that was answered, and perhaps take it to be compared later.
+
+        Args:
+            prefill: the linked prompt.
+            model: the model's fingerprint.
+            policy: bounds of the request.
+        """
         computed, lanes = prefill.trace.computed, lanes_of(prefill.plan.decisions)
         exact = not lanes and prefill.plan.exact
-        if lanes and all(lane is Lane.SETTLED for _, lane in lanes) and self._distrusted(prefill.plan, policy):
+        found = {(decision.kind, lane) for decision in prefill.plan.decisions for lane in decision.closed}
+        closed: Lanes = frozenset(pair for pair in found if not self._log.verdict(model, *pair, policy).open)
+        if (
+            lanes
+            and all(lane is Lane.SETTLED for _, lane in lanes)
+            and any(lane is Lane.SURVIVOR for _, lane in closed)
+        ):
+            # Rows kept after a slide were computed again, as they are not trusted.
             lanes, exact = frozenset(), True
         self._count(computed=computed, linked=bool(lanes), exact=exact)
         what: Comparing | None = "check" if lanes else "trial" if exact else None
-        certified = not lanes or self._log.is_certified(self._model(), lanes & measured_lanes(prefill.plan.decisions))
+        certified = not lanes or self._log.is_certified(model, lanes & measured_lanes(prefill.plan.decisions))
         if not self._shares.earn(what, computed, policy, free=self._next is None, certified=certified):
             return
         if lanes:
-            chosen: Comparison | None = Comparison(
-                _without_rows(prefill.prompt), prefill.logits.clone(), lanes, Full(), policy
-            )
+            prompt = prefill.prompt.map_chunks(_without_rows)
+            chosen = Comparison(prompt, prefill.logits.clone(), lanes, Full(), policy)
+        elif closed and not policy.exact_only:
+            chosen = self._trial(prefill, closed, policy)
         else:
-            chosen = self._trial(prefill, policy)
-        if chosen is not None and self._shares.affords(_least_rows(chosen.prompt)):
+            return
+        if self._shares.affords(_least_rows(chosen.prompt)):
             self._next = chosen
             if chosen.trial:
                 self._shares.note_trial(chosen.lanes)
 
-    def run(self, held: Callable[[Prompt], bool], link: Callable[[Prompt, Strategy], Prefill]) -> bool:
-        """Compare the prompt that waits, if one does; return whether a measurement was recorded.
+    def run(
+        self, model: str, can_compare: Callable[[Prompt], bool], link: Callable[[Prompt, Strategy], Prefill]
+    ) -> None:
+        """Compare the prompt that waits, if one does.
 
         Args:
-            held: whether all that a prompt is made of is still there.
+            model: the model's fingerprint.
+            can_compare: whether all that a prompt is made of is still there.
             link: links it again.
         """
         comparison, self._next = self._next, None
         if comparison is None:
-            return False
-        if not held(comparison.prompt):
+            return
+        if not can_compare(comparison.prompt):
             self._count(skipped=1)
-            return False
+            return
         try:
             again = link(comparison.prompt, comparison.strategy)
         except EmblemaError:
             self._count(failed=1)
-            return False
+            return
         rows = again.trace.computed
         self._shares.spend("trial" if comparison.trial else "check", rows)
         self._count(**{"trial_rows" if comparison.trial else "rows": rows})
@@ -144,76 +161,45 @@ class Canary:
         if comparison.trial:
             if not comparison.lanes <= {(decision.kind, decision.lane) for decision in again.plan.decisions}:
                 self._count(skipped=1)
-                return False
+                return
             reference, method = method, reference
         sample = compare(reference.cpu().numpy(), method.cpu().numpy())
         if not comparison.trial:
             self._shares.note_check(sample.agrees)
         accepted = not comparison.trial or sample.margin >= PROVISIONAL
         turned = [
-            self._log.record(self._model(), *lane, sample, self._policy, accepted=accepted)
-            for lane in sorted(comparison.lanes)
+            self._log.record(model, *lane, sample, self._policy, accepted=accepted) for lane in sorted(comparison.lanes)
         ]
         self._count(**{"trials" if comparison.trial else "checks": 1}, turned=sum(turned))
-        return True
 
-    def _trial(self, prefill: Prefill, policy: Policy) -> Comparison | None:
-        """Return a trial of the closed lane that was tried least of those a prompt has rows for; None if there is none.
+    def _trial(self, prefill: Prefill, closed: Lanes, policy: Policy) -> Comparison:
+        """Return a trial of the closed lane that was tried least of those a prompt has rows for.
 
-        Survivors of all kinds are tried together, because the rows of each depend on the others.
+        Rows kept after a slide are tried for all kinds together, because the rows of each depend on the others.
         """
-        prompt, decisions = prefill.prompt, prefill.plan.decisions
-        found = {(decision.kind, lane) for decision in decisions for lane in decision.closed}
-        closed = self._shares.least_tried(found, lambda kind, lane: self._open(kind, lane, policy))
-        if not closed or policy.exact_only:
-            return None
-        kind, lane = closed[0]
+        prompt, (kind, lane) = prefill.prompt, self._shares.least_tried(closed)
         lanes = frozenset([(kind, lane)])
         if lane is Lane.SURVIVOR:
             lanes = frozenset(pair for pair in closed if pair[1] is lane)
-            prompt = _with_distrusted_rows(prompt)
+            prompt = prompt.map_chunks(_with_distrusted_rows)
         return Comparison(prompt, prefill.logits.clone(), lanes, Auto(policy, Trial(kind, lane)), policy)
-
-    def _distrusted(self, plan: LinkPlan, policy: Policy) -> bool:
-        """Return whether survivors were computed again because they are not trusted."""
-        kinds = {decision.kind for decision in plan.decisions if Lane.SURVIVOR in decision.closed}
-        return any(not self._open(kind, Lane.SURVIVOR, policy) for kind in kinds)
-
-    def _open(self, kind: str, lane: Lane, policy: Policy) -> bool:
-        return self._log.verdict(self._model(), kind, lane, policy).open
 
     def _count(self, **more: int) -> None:
         changes = {name: getattr(self.statistics, name) + int(change) for name, change in more.items()}
         self.statistics = replace(self.statistics, **changes)
 
 
-def _without_rows(prompt: Prompt) -> Prompt:
-    """Return the prompt without rows of its chunks, so that it can be computed even if they are gone by then."""
-
-    def bare(part: ChunkPart) -> ChunkPart:
-        chunk = replace(part.chunk, rows=()) if part.state is RowState.WRITTEN else part.chunk
-        return ChunkPart(chunk, part.slid, RowState.MISSING, part.name)
-
-    return _map_chunks(prompt, bare)
+def _without_rows(segment: Segment, part: ChunkPart) -> ChunkPart:
+    """Return a part without rows, so that it can be computed even if they are gone by then."""
+    chunk = replace(part.chunk, rows=()) if part.state is RowState.WRITTEN else part.chunk
+    return ChunkPart(chunk, part.slid, RowState.MISSING, part.name)
 
 
-def _with_distrusted_rows(prompt: Prompt) -> Prompt:
-    """Return the prompt with the distrusted rows of a window in place of those that were computed again."""
-
-    def distrusted(part: ChunkPart) -> ChunkPart:
-        if part.distrusted is None:
-            return part
-        return ChunkPart(part.distrusted, part.slid, RowState.WRITTEN, part.name, survivor=True, repair=part.repair)
-
-    return _map_chunks(prompt, distrusted)
-
-
-def _map_chunks(prompt: Prompt, change: Callable[[ChunkPart], ChunkPart]) -> Prompt:
-    segments = (
-        replace(segment, part=change(segment.part)) if isinstance(segment.part, ChunkPart) else segment
-        for segment in prompt.segments
-    )
-    return Prompt(tuple(segments), prompt.axes, prompt.next_position)
+def _with_distrusted_rows(segment: Segment, part: ChunkPart) -> ChunkPart:
+    """Return a part with the distrusted rows of a window in place of those that were computed again."""
+    if part.distrusted is None:
+        return part
+    return ChunkPart(part.distrusted, part.slid, RowState.WRITTEN, part.name, kept_after_slide=True, repair=part.repair)
 
 
 def _least_rows(prompt: Prompt) -> int:

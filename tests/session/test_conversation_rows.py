@@ -1,4 +1,4 @@
-"""Survivors in stateless requests: asked for, recognised by ids, the same as a window's."""
+"""Rows of a conversation in stateless requests: asked for, recognised by ids, the same as a window's."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from PIL import Image
 from benchmarks.tasks.episodes import Plan, make_episode
 from emblema import Engine, Policy, Store
 from emblema.errors import PromptError
-from emblema.session.survivors import CONVERSATIONS
+from emblema.session.new_media import CONVERSATIONS
 
 QUESTION = "what colour is under the tent ?"
 ROWS = 66
@@ -84,14 +84,14 @@ def test_rows_that_are_not_finite_are_computed_anew_once(reference: Engine, pict
     own = engine_on(reference)
     own.prefill([*pictures[:4], QUESTION], survivors="keep")
     own.prefill([*pictures[1:4], QUESTION], survivors="keep")
-    conversation = next(reversed(own.session.survivors._conversations.values()))
+    conversation = next(reversed(own.session.conversations._conversations.values()))
     spoilt, *whole = conversation.values()
     spoilt.piece.rows[0].values[0, 3, 1] = float("nan")
     broken = own.prefill([*pictures[1:4], QUESTION], survivors="keep")
     assert not broken.usage.finite and broken.usage.lane == "full"
     again = own.prefill([*pictures[1:4], QUESTION], survivors="keep")
     assert again.usage.finite and again.usage.cached_tokens >= 3 * ROWS
-    kept = list(next(reversed(own.session.survivors._conversations.values())).values())
+    kept = list(next(reversed(own.session.conversations._conversations.values())).values())
     assert kept[0] is not spoilt and kept[1:] == whole, "what is whole stays as it was written"
 
 
@@ -101,9 +101,9 @@ def test_conversations_are_bounded(reference: Engine, pictures: list[Image.Image
     for _ in range(CONVERSATIONS + 3):
         noise = Image.fromarray(rng.integers(0, 255, (224, 224, 3), dtype=np.uint8))
         own.prefill([noise, QUESTION], survivors="keep")
-    survivors = own.session.survivors
-    assert len(survivors._conversations) == CONVERSATIONS
-    assert survivors.bytes == CONVERSATIONS * ROWS * own.session.row_bytes
+    kept = own.session.conversations
+    assert len(kept._conversations) == CONVERSATIONS
+    assert kept.bytes == CONVERSATIONS * ROWS * own.session.row_bytes
 
 
 def test_another_choice_is_refused(reference: Engine, pictures: list[Image.Image]) -> None:

@@ -1,4 +1,4 @@
-"""The canary inside a window: survivors are compared, distrusted where they break the bound, and trusted again."""
+"""Comparisons inside a window: survivors are compared, distrusted where they break the bound, and trusted again."""
 
 import asyncio
 import math
@@ -10,7 +10,8 @@ import pytest
 from benchmarks.window.trace import Trace, TraceSettings, agent_trace
 from emblema import AsyncEngine, Engine, Policy, Store
 from emblema.link.lanes import Lane
-from emblema.link.policy.fidelity import RECENT, LaneReport, divergence
+from emblema.link.policy.lane_stats import RECENT, LaneReport
+from emblema.link.policy.samples import divergence
 from emblema.session.requests import Prefill
 from emblema.window.parts import PartHandle
 from emblema.window.staleness import Staleness, unseen
