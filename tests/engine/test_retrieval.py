@@ -73,7 +73,7 @@ def test_logits_behind_what_was_found_are_those_of_the_whole_prompt(reference: E
     parts = [pages[0], QUESTION]
     retrieval = Retrieval(Searching(pages[1]), end=first_word(reference, parts), start=None, before=BEFORE, after=AFTER)
     prefill = reference.prefill(parts, "full")
-    reply = RetrievingReply(reference.session, prefill, "full", Sampling(max_new_tokens=6), retrieval, QUESTION, 0.0)
+    reply = RetrievingReply(reference.session, prefill, "full", Sampling(max_new_tokens=6), retrieval, QUESTION)
     tokens = reply.tokens()
     said = [next(tokens), next(tokens)]
     whole = reference.prefill(sequence(reference, parts, said[0], pages[1]), "full", template=False)

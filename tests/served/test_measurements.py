@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from emblema.link.lanes import Lane
-from emblema.link.policy.certificate import Sample
-from emblema.link.policy.fidelity import PROVISIONAL
+from emblema.link.policy.certificate import PROVISIONAL
 from emblema.link.policy.policy import Policy
+from emblema.link.policy.samples import Sample
 from emblema.served import measurements
 from emblema.served.measurements import LaneMeasurements
 from emblema.session.fidelity_logs import FidelityLogs

@@ -404,7 +404,7 @@ class Engine:
         if request.retrieval is None:
             pieces = self.session.decode(prefill, request.sampling, began)
         else:
-            pieces = self.retrieving(prefill, request, began).pieces()
+            pieces = self.retrieving(prefill, request).pieces(began)
         return self._then_idle(pieces)
 
     def begin(self, request: GenerateRequest, began: float, reserve: int = DECODE_RESERVE) -> Prefill:
@@ -428,7 +428,7 @@ class Engine:
             prefill = session.link(link, learn_later=True)
         return replace(prefill, remark=session.remark_on(request.parts, request.tools))
 
-    def retrieving(self, prefill: Prefill, request: GenerateRequest, began: float) -> RetrievingReply:
+    def retrieving(self, prefill: Prefill, request: GenerateRequest) -> RetrievingReply:
         """Return a reply in which the model's own requests are answered.
 
         Raises:
@@ -437,7 +437,7 @@ class Engine:
         if request.retrieval is None:
             raise PromptError("the request has no retrieval: name what the model may search")
         question, sampling = question_of(request.parts), request.sampling
-        return RetrievingReply(self.session, prefill, request.strategy, sampling, request.retrieval, question, began)
+        return RetrievingReply(self.session, prefill, request.strategy, sampling, request.retrieval, question)
 
     def _then_idle(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
         yield from pieces

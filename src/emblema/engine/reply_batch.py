@@ -82,7 +82,7 @@ class ReplyBatch:
         # Decoded media are let go with the prompt that they were read into.
         generation.request = replace(request, parts=())
         if request.retrieval is not None:
-            turn = _Turn(generation, engine.retrieving(prefill, request, generation.began).pieces())
+            turn = _Turn(generation, engine.retrieving(prefill, request).pieces(generation.began))
             self._turns.append(turn)
             self._advance(turn)
             engine.session.after_answer()

@@ -138,7 +138,6 @@ class RetrievingReply:
         sampling: how tokens are chosen.
         retrieval: answers the requests.
         question: the prompt's last text.
-        began: `time.perf_counter` at the caller's call, for the time to first token.
     """
 
     def __init__(
@@ -149,17 +148,17 @@ class RetrievingReply:
         sampling: Sampling,
         retrieval: Retrieval,
         question: str,
-        began: float,
     ) -> None:
-        self.prefill, self._writer = prefill, session.writer(prefill, sampling, began)
+        self.prefill, self._writer = prefill, session.writer(prefill, sampling, 0.0)
         self._session, self._strategy, self._retrieval = session, strategy, retrieval
         self._sampler = Sampler(sampling)
         self._reader = RequestReader(retrieval, session.tokenizer, question)
         reader = session.prompt_reader
         self._before, self._after = reader.operator_text(retrieval.before), reader.operator_text(retrieval.after)
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self, began: float) -> Iterator[Piece]:
         """Make the first token, and return the reply's pieces; see `Session.decode`."""
+        self._writer.began = began
         return self._writer.pieces(self.tokens())
 
     def tokens(self) -> Iterator[int]:

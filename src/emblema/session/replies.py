@@ -191,13 +191,13 @@ class ReplyWriter:
     def __init__(self, text: ReplyText, prefill: Prefill, began: float) -> None:
         self.usage: Usage = prefill.usage
         self.found: tuple[AnsweredRequest, ...] = ()
-        self._text, self._plan, self._remark, self._began = text, prefill.plan, prefill.remark, began
+        self._text, self._plan, self._remark, self.began = text, prefill.plan, prefill.remark, began
 
     def push(self, token: int) -> Piece:
         """Take a token and return a piece, perhaps empty; the last holds the reply."""
         text = self._text
         if not text.made:
-            self.usage = replace(self.usage, ttft_seconds=perf_counter() - self._began)
+            self.usage = replace(self.usage, ttft_seconds=perf_counter() - self.began)
         fresh, reason = text.push(token)
         if reason is None:
             return Piece(fresh)
