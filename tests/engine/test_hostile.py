@@ -273,13 +273,6 @@ def test_a_normaliser_does_not_help_to_forge(text: str) -> None:
     assert spelled(tokenizer, pieces, ["<|end|>", "<image>"]) == 1
 
 
-def test_a_control_of_one_character_is_refused_in_a_users_text() -> None:
-    tokenizer = small_tokenizer(["~", "<image>"])
-    assert spelled(tokenizer, [TextPiece("~a", True), TextPiece("b", False)], ["~"]) == 1
-    with pytest.raises(PromptError, match="one character"):
-        tokenize([TextPiece("a", True), TextPiece("b~", False)], tokenizer, ["~"], begin=False)
-
-
 def test_a_place_that_the_text_spells_too_is_not_taken_for_a_chunk(reference: Engine, pages: list[Chunk]) -> None:
     token = reference.template.tokenizer.convert_ids_to_tokens(reference.adapter.model.config.image_token_id)
     prompt = reference.prompt(["hello " + token[:4], token[4:] + " tent", pages[0], "hello"], template=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.tasks import Episode, generate
+from benchmarks.tasks import Episode
 from emblema import AsyncEngine, Engine, Policy, Store, slid
 from emblema.errors import StrategyError
 from emblema.kv.chunk import Chunk
@@ -243,15 +243,3 @@ def nothing_left() -> Iterator[None]:
     with started_threads() as started:
         yield
         await_end(started, lambda name: name.startswith("emblema-"))
-
-
-@pytest.mark.slow
-def test_other_maps_agree_as_well(reference: Engine) -> None:
-    """A few fresh maps: the second use is linked, and answers as re-prefill does."""
-    own = engine_on(reference)
-    for one in generate("maps", 91, 4):
-        pages = added(own, one)
-        ask(own, pages, binding(one))
-        assert ask(own, pages, binding(one)) == "auto:patch"
-    line = next(line for line in own.policy_runtime.lane_reports if line.lane is Lane.PATCH)
-    assert line.samples == 4 and line.agreement == 1 and line.kl < 0.05

@@ -1,6 +1,5 @@
 """Comparisons inside a window: survivors are compared, distrusted where they break the bound, and trusted again."""
 
-import asyncio
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.window.trace import Trace, TraceSettings, agent_trace
-from emblema import AsyncEngine, Engine, Policy, Store
+from emblema import Engine, Policy, Store
 from emblema.link.lanes import Lane
 from emblema.link.policy.lane_stats import RECENT, LaneReport
 from emblema.link.policy.samples import divergence
@@ -138,19 +137,6 @@ def test_survivors_are_trusted_again_where_they_are_good(distrusting: Engine) ->
     assert counted.trial_rows < counted.trials * 120, "little more than what was new"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("share", "rows"), [(0.2, math.inf), pytest.param(1.0, 0.8, marks=pytest.mark.slow), (0.0, 1.0)]
-)
-def test_the_share_and_the_rows_are_kept_to(reference: Engine, share: float, rows: float) -> None:
-    own = engine_on(reference, replace(AT_ONCE, canary=share, canary_rows=rows))
-    for _ in Agent(own, trace_of(6, 16, changing=True)).walk():
-        seen = own.policy_runtime.statistics.canary
-        assert seen.checks <= share * seen.linked and seen.trials <= share * seen.exact
-        assert seen.rows + seen.trial_rows <= rows * seen.computed or seen.rows + seen.trial_rows == 0
-    assert (seen.checks > 0) is (share > 0)
-
-
 def test_a_picture_deleted_meanwhile_is_not_compared(reference: Engine) -> None:
     own = engine_on(reference)
     own.defer_idle(True)
@@ -169,18 +155,3 @@ def test_a_picture_deleted_meanwhile_is_not_compared(reference: Engine) -> None:
     own.idle()
     counted = own.policy_runtime.statistics.canary
     assert (counted.checks, counted.skipped) == (1, 1) and not own.policy_runtime.waiting
-
-
-def test_the_async_engine_compares_a_window_when_nobody_waits(reference: Engine) -> None:
-    async def use() -> None:
-        async with AsyncEngine(engine_on(reference)) as own:
-            walk = Agent(own.engine, trace_of(6, 10, changing=False)).walk()
-            await own.run(lambda engine: next(walk))
-            await own.run(lambda engine: next(walk))
-            for _ in range(1200):
-                if own.engine.policy_runtime.statistics.canary.checks:
-                    break
-                await asyncio.sleep(0.05)
-            assert own.engine.policy_runtime.statistics.canary.checks == 1
-
-    asyncio.run(use())

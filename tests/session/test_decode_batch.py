@@ -177,15 +177,6 @@ def test_a_sequence_that_is_not_finite_ends_alone(monkeypatch: pytest.MonkeyPatc
     assert all(isinstance(found[pairs[index][1]], NextToken) for index in (0, 2))
 
 
-def test_probabilities_are_the_models() -> None:
-    logits = torch.tensor([0.0, 2.0, 1.0, -3.0])
-    told = probability_of(logits, 2, 2)
-    weights = [2.718281828459045**value for value in logits.tolist()]
-    assert told.logprob == pytest.approx(math.log(weights[2] / sum(weights)))
-    assert [token for token, _ in told.likeliest] == [1, 2] and told.likeliest[1][1] == told.logprob
-    assert probability_of(logits, 0, 0).likeliest == ()
-
-
 def test_tables_refuse_what_is_not_theirs() -> None:
     adapter = engine("llava").adapter
     table = BatchTable(adapter.layouts, adapter.dtype, adapter.device)

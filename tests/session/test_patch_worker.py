@@ -7,12 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.tasks import Episode
 from emblema import Engine, Policy, Store, slid
 from emblema.kv.chunk import Chunk
-from emblema.kv.keys import ArtifactKey
 from emblema.kv.patch import Patch
 from emblema.link.executor import LinkedTable
 from emblema.link.prompt import ChunkPart, Prompt
@@ -272,22 +270,6 @@ def test_a_dropped_engine_ends_its_thread(reference: Engine, episode: Episode) -
     own = engine_on(reference, None)
     own.prefill([*added(own, episode), QUESTION])
     del own
-
-
-def test_a_patch_formed_in_the_background_is_the_one_a_forward_forms(reference: Engine, episode: Episode) -> None:
-    own = engine_on(reference, None, replace(AT_ONCE, rank=16))
-    pages = added(own, episode)
-    own.prefill([*pages, QUESTION])
-    own.settle()
-    key = ArtifactKey(reference.adapter.fingerprint, pages[1].id, (pages[0].id,))
-    formed = own.store.find_patch(key)
-    own.store.delete_artifacts(pages[1].id)
-    own.prefill([*pages, QUESTION], "patch-16")
-    forward = own.store.find_patch(key)
-    assert formed is not None and forward is not None and formed.rank == forward.rank == 16
-    for one, other in zip(formed.layers[1:], forward.layers[1:], strict=True):
-        assert one is not None and other is not None
-        assert torch.allclose(one.values.dense(1), other.values.dense(1), atol=1e-3)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ import pytest
 from benchmarks.tasks import Episode, generate
 from emblema import AsyncEngine, Engine, Policy, Store, slid
 from emblema.errors import StrategyError
-from emblema.link.lanes import Lane
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.query import QueryStrategy
 from emblema.session.requests import Prefill
@@ -107,14 +106,6 @@ def test_auto_chooses_as_the_strategy_does(reference: Engine, episode: Episode) 
     assert chosen(auto) == chosen(named) and auto.usage.margin == pytest.approx(named.usage.margin)
 
 
-@pytest.mark.parametrize("bounds", [{"query_share": 0.0}, {"max_kl": 0.0}, {"alpha": 0.0}])
-def test_bounds_that_leave_no_room_for_it(reference: Engine, episode: Episode, bounds: dict[str, float]) -> None:
-    own = engine_on(reference, **bounds)
-    pages = added(own, episode)
-    assert own.prefill([*pages, QUESTION]).usage.lane == "auto:full"
-    assert own.prefill([*pages, OTHER]).usage.lane == "auto:prefix"
-
-
 def test_a_tiny_prompt_is_computed(own: Engine) -> None:
     passages = [own.add(text=f"the {name} stands on red") for name in ("tent", "boat")]
     prefill = own.prefill([*passages, QUESTION])
@@ -131,26 +122,6 @@ def test_what_one_tenant_met_is_new_to_another(reference: Engine, episode: Episo
         assert bob.prefill([*shared, QUESTION]).usage.lane == "auto:query"
         alice.settle()
         assert bob.store.statistics.patches == 0 < alice.store.statistics.patches
-
-
-def test_the_canary_measures_it(reference: Engine, episode: Episode) -> None:
-    own = engine_on(reference, canary=1, canary_rows=math.inf)
-    linked = own.prefill([*added(own, episode), QUESTION])
-    assert linked.usage.lane == "auto:query"
-    own.settle()
-    (line,) = own.policy_runtime.lane_reports
-    assert line.lane is Lane.QUERY and line.kind == "image" and line.samples == 1 and line.open
-    full = reference.prefill([*added(reference, episode), QUESTION], "full")
-    assert line.agreement == (int(full.logits.argmax()) == int(linked.logits.argmax()))
-    assert own.policy_runtime.statistics.canary.checks == 1
-
-
-def test_a_closed_lane_is_not_taken(own: Engine, episode: Episode) -> None:
-    for _ in range(8):
-        own.policy_runtime.record("image", Lane.QUERY, 2.0, False)
-    prefill = own.prefill([*added(own, episode), QUESTION])
-    assert prefill.usage.lane == "auto:full"
-    assert all(Lane.QUERY in decision.closed for decision in prefill.plan.decisions)
 
 
 def test_keep_computes_in_full_and_keeps_at_once(own: Engine, episode: Episode) -> None:
