@@ -5,7 +5,7 @@ MPIC, section 3.1: the retriever is called by the model during decoding, as a pr
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from emblema.errors import PromptError
@@ -32,11 +32,16 @@ class Searchable(Protocol):
     def search(self, query: str, count: int = ..., /) -> Sequence[Hit]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetrievalRules:
-    """How a model's requests for more are told from other text, and how many are answered.
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """How a model asks for more, how its requests are told from other text, and who answers.
 
     Attributes:
+        library: where to look: `engine.files`, a collection, a snapshot of one, several collections that are searched
+            as one, or a function that finds chunks or clips for a query. A reply keeps the versions of collections that
+            it began with.
+        before, after: text put around what was found, before decoding goes on: the turn of a tool's answer, say. It is
+            the operator's, never a user's: control tokens may be spelled.
         count: how many chunks of a library are linked for one request, the nearest first.
         end: text that completes a request, special tokens included; a tool call's end, or a special token of its own.
         start: text that begins a request: the query is the text between both. None: the query is the question, that is
@@ -47,6 +52,10 @@ class RetrievalRules:
         PromptError: an attribute is not right.
     """
 
+    library: Searchable | Search | tuple[DynamicLibrary, ...]
+    before: str = ""
+    after: str = ""
+    _: KW_ONLY
     count: int = 1
     end: str = "</search>"
     start: str | None = "<search>"
@@ -73,23 +82,6 @@ class RetrievalRules:
             return f"{question} {before}{request}".strip()
         _, begun, query = request.rpartition(self.start)
         return query.strip() if begun else None
-
-
-@dataclass(frozen=True, slots=True)
-class Retrieval(RetrievalRules):
-    """How a model asks for more, and who answers.
-
-    Attributes:
-        library: where to look: `engine.files`, a collection, a snapshot of one, several collections that are searched
-            as one, or a function that finds chunks or clips for a query. A reply keeps the versions of collections that
-            it began with.
-        before, after: text put around what was found, before decoding goes on: the turn of a tool's answer, say. It is
-            the operator's, never a user's: control tokens may be spelled.
-    """
-
-    library: Searchable | Search | tuple[DynamicLibrary, ...]
-    before: str = ""
-    after: str = ""
 
     @contextmanager
     def opened(self) -> Iterator[Search]:

@@ -79,9 +79,8 @@ class FidelityLog:
     def note_accepted(self, model: str, lanes: Iterable[tuple[str, Lane]], accepted: bool, policy: Policy) -> None:
         """Note whether an answer over some kinds and lanes stood."""
         with self._lock:
-            for kind, lane in sorted(lanes):
-                name = (model, kind, lane)
-                self._change(lambda name=name: self._stats(name, policy).rejected.append(not accepted))
+            names = [(model, kind, lane) for kind, lane in sorted(lanes)]
+            self._change(lambda: [self._stats(name, policy).rejected.append(not accepted) for name in names])
 
     def unsure_share(self, model: str, prompt: Prompt) -> float:
         """Draw the share of a model's answers after a second pass that are computed in full after all."""
