@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -76,11 +76,15 @@ class FidelityLog:
             stats = [self._lanes.get((model, *lane)) for lane in lanes]
             return all(known is not None and known.certificate.margin is not None for known in stats)
 
-    def note_accepted(self, model: str, lanes: Iterable[tuple[str, Lane]], accepted: bool, policy: Policy) -> None:
+    def note_accepted(self, model: str, lanes: Collection[tuple[str, Lane]], accepted: bool, policy: Policy) -> None:
         """Note whether an answer over some kinds and lanes stood."""
+
+        def note() -> None:
+            for kind, lane in lanes:
+                self._stats((model, kind, lane), policy).rejected.append(not accepted)
+
         with self._lock:
-            names = [(model, kind, lane) for kind, lane in sorted(lanes)]
-            self._change(lambda: [self._stats(name, policy).rejected.append(not accepted) for name in names])
+            self._change(note)
 
     def unsure_share(self, model: str, prompt: Prompt) -> float:
         """Draw the share of a model's answers after a second pass that are computed in full after all."""
