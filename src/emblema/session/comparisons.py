@@ -63,14 +63,12 @@ class Comparison:
         logits: of its answer's first token, [vocab] float32.
         lanes: kinds and lanes that the comparison judges.
         strategy: how it will be linked: `full` for a check, `auto` with a trial lane for a trial.
-        policy: bounds of the request.
     """
 
     prompt: Prompt
     logits: Tensor
     lanes: Lanes
     strategy: Full | Auto
-    policy: Policy
 
     @property
     def trial(self) -> bool:
@@ -123,7 +121,7 @@ class Comparisons:
             return
         if lanes:
             prompt = prefill.prompt.map_chunks(_without_rows)
-            chosen = Comparison(prompt, prefill.logits.clone(), lanes, Full(), policy)
+            chosen = Comparison(prompt, prefill.logits.clone(), lanes, Full())
         elif closed and not policy.exact_only:
             chosen = self._trial(prefill, closed, policy)
         else:
@@ -182,7 +180,7 @@ class Comparisons:
         if lane is Lane.SURVIVOR:
             lanes = frozenset(pair for pair in closed if pair[1] is lane)
             prompt = prompt.map_chunks(_with_distrusted_rows)
-        return Comparison(prompt, prefill.logits.clone(), lanes, Auto(policy, Trial(kind, lane)), policy)
+        return Comparison(prompt, prefill.logits.clone(), lanes, Auto(policy, Trial(kind, lane)))
 
     def _count(self, **more: int) -> None:
         changes = {name: getattr(self.statistics, name) + int(change) for name, change in more.items()}
