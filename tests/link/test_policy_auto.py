@@ -197,7 +197,7 @@ def test_a_second_pass_pays_if_it_saves_a_tenth() -> None:
     prompt = Prompt.of([TextPart((1,) * 10), ChunkPart(chunk(1, 1000)), TextPart((2,) * 20)], 1)
 
     def pays(unsure: float, alone: int = 0) -> bool:
-        return RowCosts(30, 0.1, unsure=lambda prompt: unsure).pays(prompt, 1000, 0.1, alone)
+        return RowCosts(30, 0.1, unsure=lambda prompt: unsure).second_pass_pays(prompt, 1000, 0.1, alone)
 
     # 100 rows, the question, a forward and 1,000 taken rows are 250; all 1,030 rows and a forward follow if unsure.
     assert pays(649 / 1060) and not pays(650.5 / 1060)

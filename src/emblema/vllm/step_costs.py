@@ -187,7 +187,7 @@ class PromptCosts:
 
     def second_pass_pays(self, prompt: Prompt, rows: int, share: float) -> bool:
         """Return whether it pays; see `Costs`."""
-        return self._rows(self.trying).pays(prompt, rows, share)
+        return self._rows(self.trying).second_pass_pays(prompt, rows, share)
 
     def capturing_pays(self, prompt: Prompt, rows: int, share: float, new: Collection[Chunk], known: int) -> bool:
         """Return whether it pays; see `Costs`."""
@@ -195,9 +195,9 @@ class PromptCosts:
             return False
         alone = math.ceil(sum(chunk.tokens for _, chunk in prompt.chunk_segments) / self.sightings)
         own = max(alone, sum(chunk.tokens for chunk in new))
-        if self.trying and self._rows(True).pays(prompt, rows, share, own):
+        if self.trying and self._rows(True).second_pass_pays(prompt, rows, share, own):
             return True
-        return self._rows(False).pays(prompt, rows, share, alone)
+        return self._rows(False).second_pass_pays(prompt, rows, share, alone)
 
     def taking_pays(self, prompt: Prompt, taken: Sequence[Rows]) -> bool:
         """Return whether it pays; see `Costs`."""

@@ -74,17 +74,13 @@ class RowCosts:
     continued: Callable[[Prompt], float] = lambda prompt: 0.0
     seen: Callable[[str], bool] = lambda chunk: False
 
-    def second_pass_pays(self, prompt: Prompt, rows: int, share: float) -> bool:
-        """Return whether it pays; see `Costs`."""
-        return self.pays(prompt, rows, share)
-
     def capturing_pays(self, prompt: Prompt, rows: int, share: float, new: Collection[Chunk], known: int) -> bool:
         """Return whether it pays; see `Costs`. At least half of the chunks' rows have to be known."""
         if sum(chunk.tokens for chunk in new) > known:
             return False
-        return self.pays(prompt, rows, share, sum(chunk.tokens for chunk in new if not self.seen(chunk.id)))
+        return self.second_pass_pays(prompt, rows, share, sum(chunk.tokens for chunk in new if not self.seen(chunk.id)))
 
-    def pays(self, prompt: Prompt, rows: int, share: float, alone: float = 0.0) -> bool:
+    def second_pass_pays(self, prompt: Prompt, rows: int, share: float, alone: float = 0.0) -> bool:
         """Return whether a second pass is expected to cost a tenth less than computing the rows that it is for.
 
         Rows that are computed leave an exact prefix. Where prompts are gone on from, a second pass now has them
