@@ -1,17 +1,12 @@
 """Lists are walked through page by page, in either order."""
 
 import random
-from typing import Any
 
 import pytest
 
 from emblema.serve.host import ListPage
 from tests.serve.conftest import data_url
 from tests.serve.servers import Running
-
-
-def body(entry: str) -> dict[str, Any]:
-    return {"id": entry}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -21,7 +16,7 @@ def test_pages_join_to_the_list(seed: int) -> None:
     found: list[str] = []
     after = None
     while True:
-        page = ListPage(after=after, limit=rnd.randint(1, 5)).page(entries, str, body)
+        page = ListPage(after=after, limit=rnd.randint(1, 5)).page([{"id": entry} for entry in entries])
         found += [each["id"] for each in page["data"]]
         assert (page["first_id"], page["last_id"]) == (
             (found[-len(page["data"])], found[-1]) if page["data"] else (None,) * 2
@@ -33,7 +28,7 @@ def test_pages_join_to_the_list(seed: int) -> None:
 
 
 def test_after_what_is_not_there_comes_nothing() -> None:
-    page = ListPage(after="file-9").page(["file-1"], str, body)
+    page = ListPage(after="file-9").page([{"id": "file-1"}])
     assert page["data"] == [] and not page["has_more"]
 
 

@@ -67,8 +67,7 @@ async def make(
 async def caches(host: Hosted, tenant: Owner, wanted: AskedPage) -> ListedPage[CacheObject]:
     """List the tenant's caches, the newest first unless asked otherwise."""
     known = await host.pools.tables.run(tenant.owner, host.caches.entries, tenant)
-    found = known[:: -1 if wanted.order == "asc" else 1]
-    return wanted.page(found, lambda entry: entry.id, lambda entry: _body(host, entry))
+    return wanted.page([_body(host, entry) for entry in known])
 
 
 async def cache(id: str, host: Hosted, tenant: Owner) -> CacheObject:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
@@ -12,14 +12,15 @@ from pydantic import Field, ValidationError
 
 from emblema.engine.generation import GenerateRequest
 from emblema.errors import MediaError
+from emblema.link.strategies.auto import bounded
 from emblema.serve.client_body import ClientBody
 from emblema.serve.collections import retrieval_of
 from emblema.serve.deadlines import seconds_left, within
 from emblema.serve.faults import missing
 from emblema.serve.host import Held, Owner
 from emblema.serve.keys import Tenant
-from emblema.serve.messages import ChatRequest, ReadItem, generate_request
-from emblema.serve.parts import CacheContent, MediaContent, refuse_large
+from emblema.serve.messages import ChatMessage, ChatRequest
+from emblema.serve.parts import CacheContent, TextContent, refuse_large
 from emblema.serve.replies import Answer, AnswerForm, Choice, CompletionForm, Entries, Json, json_bytes
 from emblema.serve.service import Served, Service
 from emblema.serve.token_logprobs import TokenLogprobs
@@ -195,28 +196,55 @@ async def _rows_of(body: ChatRequest, service: Service, tenant: Tenant) -> int:
 
 
 async def _asked(body: ChatRequest, call: Call, answer: Answer) -> GenerateRequest:
-    """Return what the engine is asked, with all media read."""
-    service, tenant, holding = call.service, call.tenant, call.holding
+    """Return what the engine is asked, with all media read; a request's own strategy and bound win over the server's.
+
+    Errors are those of `ContentReader.read`, and `EmblemaError` where a field is out of range.
+    """
+    service, tenant = call.service, call.tenant
     engine = service.engine_of(tenant).engine
-
-    async def read(part: MediaContent | CacheContent) -> Sequence[ReadItem]:
-        try:
-            found = await service.content.read(tenant, part, holding, body.kept_seconds(part))
-        except MediaError as error:
-            raise MediaError(f"a part of type {part.type}: {error}") from error
-        answer.written += found.written
-        answer.remarks += [] if found.remark is None else [found.remark]
-        return found.items
-
     # It looks collections up in this process's memory, or in a small file.
     retrieval = await service.pools.tables.run(tenant.owner, retrieval_of, body, engine, service.settings)
     grammar = None
     if body.held:
         # It takes some milliseconds, and for the first of a model a second or more.
         grammar = await service.engine.beside.run(tenant.owner, body.grammar, service.grammars, engine.template)
-    asked = await generate_request(body, read, service.settings.strategy, engine.policy, retrieval, grammar)
-    holding.settle()
+    turns = [await _turn(message, body, call, answer) for message in body.messages]
+    bounds = None if body.max_kl is None else replace(engine.policy, max_kl=body.max_kl)
+    asked = GenerateRequest(
+        turns,
+        bounded(body.strategy or service.settings.strategy, bounds),
+        replace(body.sampling, grammar=grammar),
+        retrieval=retrieval,
+        survivors=body.survivors,
+        likeliest=(body.top_logprobs or 0) if body.logprobs else None,
+        tools=body.offered,
+        shorten=body.max_completion_tokens is None and body.max_tokens is None,
+    )
+    call.holding.settle()
     return asked
+
+
+async def _turn(message: ChatMessage, body: ChatRequest, call: Call, answer: Answer) -> Json:
+    """Return a turn of the prompt, with its media read."""
+    content: list[Any] = []
+    for part in () if isinstance(message.content, str) else message.content:
+        if isinstance(part, TextContent):
+            content.append(part.text)
+            continue
+        try:
+            found = await call.service.content.read(call.tenant, part, call.holding, body.kept_seconds(part))
+        except MediaError as error:
+            raise MediaError(f"a part of type {part.type}: {error}") from error
+        answer.written += found.written
+        answer.remarks += [] if found.remark is None else [found.remark]
+        content += found.items
+    role = "system" if message.role == "developer" else message.role
+    turn: Json = {"role": role, "content": message.content if isinstance(message.content, str) else content}
+    if message.tool_calls:
+        turn["tool_calls"] = [each.model_dump() for each in message.tool_calls]
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = message.tool_call_id
+    return turn
 
 
 async def _with_first(first: Piece, others: AsyncIterator[Piece]) -> AsyncIterator[Piece]:

@@ -90,7 +90,7 @@ async def collections(service: Served, tenant: Owner, wanted: AskedPage) -> List
         return [_told(engine.collection(name), items=False) for name in engine.collections]
 
     known = await service.pools.tables.run(tenant.owner, read)
-    return wanted.page(known[:: -1 if wanted.order == "desc" else 1], lambda told: str(told["id"]), lambda told: told)
+    return wanted.page(known, "asc")
 
 
 async def collection(name: str, service: Served, tenant: Owner) -> Told:

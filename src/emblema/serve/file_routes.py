@@ -38,8 +38,7 @@ async def upload(
 async def files(host: Hosted, tenant: Owner, wanted: AskedPage, purpose: str | None = None) -> ListedPage[FileObject]:
     """List the tenant's files, the newest first unless asked otherwise."""
     known = await host.pools.tables.run(tenant.owner, host.files.entries, tenant)
-    found = [entry for entry in known if purpose in (None, entry.purpose)]
-    return wanted.page(found[:: -1 if wanted.order == "asc" else 1], lambda entry: entry.id, _file_body)
+    return wanted.page([_file_body(entry) for entry in known if purpose in (None, entry.purpose)])
 
 
 async def file(id: str, host: Hosted, tenant: Owner) -> FileObject:

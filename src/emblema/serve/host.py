@@ -1,9 +1,9 @@
 """What the routes of every engine's server share: its settings, its tenants, their files, and how these are listed."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Depends, Query, Request
 from prometheus_client import CollectorRegistry, Counter
@@ -176,8 +176,7 @@ def key_of(headers: Mapping[str, str]) -> str | None:
 
 
 MOST = 10_000
-Entry = TypeVar("Entry")
-Body = TypeVar("Body")
+Body = TypeVar("Body", bound=Mapping[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,23 +193,21 @@ class ListPage:
     limit: Annotated[int, Query(ge=1)] = MOST
     order: Literal["asc", "desc"] | None = None
 
-    def page(
-        self, entries: Sequence[Entry], id_of: Callable[[Entry], str], body: Callable[[Entry], Body]
-    ) -> ListedPage[Body]:
-        """Return the body of the page of entries that stand in the order wanted."""
+    def page(self, bodies: Sequence[Body], usual: Literal["asc", "desc"] = "desc") -> ListedPage[Body]:
+        """Return the page of entries that stand in their usual order, which is turned where the other is asked for."""
+        listed = bodies if self.order in (None, usual) else bodies[::-1]
+        ids = [str(body["id"]) for body in listed]
         start = 0
         if self.after is not None:
-            ids = [id_of(entry) for entry in entries]
             start = ids.index(self.after) + 1 if self.after in ids else len(ids)
-        limit = min(self.limit, MOST)
-        shown, more = entries[start : start + limit], len(entries) > start + limit
-        first, last = (id_of(shown[0]), id_of(shown[-1])) if shown else (None, None)
+        stop = start + min(self.limit, MOST)
+        shown = ids[start:stop]
         return {
             "object": "list",
-            "data": [body(entry) for entry in shown],
-            "has_more": more,
-            "first_id": first,
-            "last_id": last,
+            "data": [*listed[start:stop]],
+            "has_more": len(ids) > stop,
+            "first_id": shown[0] if shown else None,
+            "last_id": shown[-1] if shown else None,
         }
 
 

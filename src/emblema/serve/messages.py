@@ -1,17 +1,12 @@
-"""A chat request as clients write it, and what the engine is asked for it."""
+"""A chat request as clients write it."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from emblema.engine.generation import GenerateRequest
-from emblema.engine.retrieval import Retrieval
 from emblema.kv.chunk import Chunk, Clip
-from emblema.link.policy.policy import Policy
-from emblema.link.strategies.auto import bounded
 from emblema.serve.client_body import ClientBody
 from emblema.serve.faults import ServeError
 from emblema.serve.parts import (
@@ -156,45 +151,3 @@ MediaItem = Chunk | Clip | dict[str, Any]
 """A piece that is known, or a content item with media."""
 ReadItem = str | MediaItem | SlidPart
 """What a part of a request becomes in a prompt."""
-Read = Callable[[MediaContent | CacheContent], Awaitable[Sequence[ReadItem]]]
-"""Reads a part with media, or a cache."""
-
-
-async def generate_request(
-    body: ChatRequest,
-    read: Read,
-    strategy: str,
-    policy: Policy,
-    retrieval: Retrieval | None,
-    grammar: Grammar | None,
-) -> GenerateRequest:
-    """Return what the engine is asked; a strategy and a bound of the policy that the request says win over those given.
-
-    Errors are those of `read`, and `EmblemaError` where a field is out of range.
-    """
-    turns: list[dict[str, Any]] = []
-    for message in body.messages:
-        content: str | list[Any]
-        if isinstance(message.content, str):
-            content = message.content
-        else:
-            content = []
-            for part in message.content:
-                content += [part.text] if isinstance(part, TextContent) else await read(part)
-        turn = {"role": "system" if message.role == "developer" else message.role, "content": content}
-        if message.tool_calls:
-            turn["tool_calls"] = [call.model_dump() for call in message.tool_calls]
-        if message.tool_call_id is not None:
-            turn["tool_call_id"] = message.tool_call_id
-        turns.append(turn)
-    bounds = None if body.max_kl is None else replace(policy, max_kl=body.max_kl)
-    return GenerateRequest(
-        turns,
-        bounded(body.strategy or strategy, bounds),
-        replace(body.sampling, grammar=grammar),
-        retrieval=retrieval,
-        survivors=body.survivors,
-        likeliest=(body.top_logprobs or 0) if body.logprobs else None,
-        tools=body.offered,
-        shorten=body.max_completion_tokens is None and body.max_tokens is None,
-    )
