@@ -2,12 +2,12 @@
 
 import base64
 from collections.abc import Iterator
-from io import BytesIO
 
 import pytest
 from openai import OpenAI
 
 from benchmarks.tasks import Episode
+from tests.serve.sent import png_of
 from tests.serve.servers import Running, serving
 from tests.serve.writing_model import write_model
 
@@ -38,12 +38,7 @@ def client(server: Running) -> OpenAI:
 @pytest.fixture(scope="session")
 def pngs(episode: Episode) -> list[bytes]:
     """The episode's pages as files."""
-    files = []
-    for page in episode.pages:
-        buffer = BytesIO()
-        page.image().save(buffer, "PNG")
-        files.append(buffer.getvalue())
-    return files
+    return [png_of(page.image()) for page in episode.pages]
 
 
 def data_url(png: bytes) -> str:

@@ -1,12 +1,13 @@
 """An address that answers as slowly as a test likes."""
 
-import io
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from PIL import Image
+
+from tests.serve.sent import png_of
 
 
 class SlowPlace:
@@ -18,9 +19,7 @@ class SlowPlace:
     """
 
     def __init__(self, seconds: float) -> None:
-        buffer = io.BytesIO()
-        Image.new("RGB", (64, 64), (200, 30, 30)).save(buffer, "PNG")
-        self._seconds, self._body = seconds, buffer.getvalue()
+        self._seconds, self._body = seconds, png_of(Image.new("RGB", (64, 64), (200, 30, 30)))
         self.asked, self.free = 0, threading.Event()
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=128)
         threading.Thread(target=self._run, daemon=True).start()

@@ -1,7 +1,6 @@
 """Caches: parts kept with the patches of their order, used by id, nobody else's, gone when their time is over."""
 
 import json
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from emblema.serve.messages import ChatRequest
 from emblema.store.identity import owner_digest
 from emblema.store.warm_parts import WarmParts
 from tests.serve.conftest import QUESTION, data_url
+from tests.serve.sent import settled
 from tests.serve.servers import Running, serving
 
 ONE, OTHER = Tenant("one", b"one"), Tenant("other", b"other")
@@ -101,10 +101,7 @@ def test_a_cache_is_answered_at_once_and_made_behind_it(server: Running, client:
         # Its parts are answered whether it is made or not.
         early = reply_to(client, [{"type": "cache", "cache": {"cache_id": cache["id"]}}, question])
         path = f"/v1/caches/{cache['id']}"
-        until = time.monotonic() + 60
-        while (found := http.get(path).json())["status"] == "uploaded":
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        found = settled(http, path)
         assert found["status"] == "processed" and found["bytes"] > 0 and found["tokens"] > 0
         again = http.post("/v1/caches?wait=true", json={"content": content})
         assert again.status_code == 200 and again.json()["id"] == cache["id"] and again.json()["holders"] == 2
@@ -119,10 +116,7 @@ def test_what_a_server_left_unmade_the_next_one_makes(tmp_path: Path, pngs: list
     file = FileStore(folder, 2**20).add(LOCAL, pngs[0], "a.png", "user_data", None)
     left = CacheStore(folder, 9, 2**30, lambda *pieces: None).open(LOCAL, [("file", file.id)], None, 1_000)
     with serving(tmp_path) as running, running.http() as http:
-        until = time.monotonic() + 60
-        while (found := http.get(f"/v1/caches/{left.id}").json())["status"] == "uploaded":
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        found = settled(http, f"/v1/caches/{left.id}")
     assert found["status"] == "processed" and found["tokens"] > 0
 
 
@@ -197,8 +191,7 @@ def test_what_has_no_room_is_served_and_not_kept(tmp_path: Path, pngs: list[byte
         assert http.get("/v1/caches").json()["data"] == [], "who was told of an error holds nothing"
         later = http.post("/v1/caches", json={"content": pictures(pngs[:2])})
         assert later.status_code == 202
-        while (told := http.get(f"/v1/caches/{later.json()['id']}").json())["status"] == "uploaded":
-            time.sleep(0.02)
+        told = settled(http, f"/v1/caches/{later.json()['id']}")
         assert told["status"] == "error" and "1000" in told["status_details"] and told["bytes"] == 0
         part = pictures([pngs[0]])[0] | {"prompt_cache_breakpoint": {"mode": "explicit"}}
         answer = http.post("/v1/chat/completions", json=asking([part])).json()

@@ -4,7 +4,6 @@
 """
 
 import base64
-import io
 import json
 import re
 import subprocess
@@ -15,17 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import openai
 import pytest
 from openai import OpenAI
-from PIL import Image
 
 from benchmarks.tasks import Episode
 from emblema.serve.keys import KeyRing
 from emblema.store import Store
 from tests.serve.conftest import QUESTION, asked, data_url
 from tests.serve.engines import COMMANDS, ServedEngine, served
+from tests.serve.sent import noise
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -181,9 +179,7 @@ def test_the_first_question_to_a_cache_computes_text_alone(
 
 def picture(seed: int) -> bytes:
     """A picture that no other test shows."""
-    buffer = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (224, 224, 3), dtype=np.uint8)).save(buffer, "PNG")
-    return buffer.getvalue()
+    return noise(seed, 224)
 
 
 def test_a_part_with_a_breakpoint_is_kept_wherever_it_stands(engine: ServedEngine, client: OpenAI) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from benchmarks.models.delta import write_lists
 from benchmarks.tasks.list_tasks import lists_episode
 from tests.serve.conftest import data_url
 from tests.serve.processes import Process, process
+from tests.serve.sent import png_of
 
 STRATEGIES = ("full", "prefix", "blind", "patch-25%", "mpic-32", "cacheblend-15")
 STOPS: tuple[Any, ...] = (None, ["lake", "forest"], "red")
@@ -100,10 +100,7 @@ def mixed(client: OpenAI) -> MixedRequests:
     episodes: list[range] = []
     for episode in (lists_episode(7, number) for number in range(2)):
         episodes.append(range(len(pngs), len(pngs) + len(episode.pages)))
-        for page in episode.pages:
-            buffer = BytesIO()
-            page.image().save(buffer, "PNG")
-            pngs.append(buffer.getvalue())
+        pngs += (png_of(page.image()) for page in episode.pages)
     files = [client.files.create(file=("page.png", png), purpose="user_data").id for png in pngs]
     questions = ("list all icons , each with its land .", "name every icon and its colour .")
     return MixedRequests(tuple(pngs), tuple(episodes), tuple(files), questions)

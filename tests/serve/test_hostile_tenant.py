@@ -1,6 +1,5 @@
 """One tenant that does its worst: another's answers come, and the server's memory stays within what is stated."""
 
-import io
 import json
 import re
 import threading
@@ -19,6 +18,7 @@ from emblema.serve.keys import KeyRing
 from emblema.serve.messages import MESSAGES
 from emblema.serve.settings import ServeSettings
 from tests.serve.processes import Process, process
+from tests.serve.sent import png_of
 from tests.serve.slow_places import SlowPlace, pdf, slow_place
 from tests.serve.test_waits import TEXT, at, inline
 
@@ -110,9 +110,7 @@ def attacked(tenants: Tenants, attack: Attack, many: int) -> Iterator[list[int]]
 @cache
 def picture(number: int) -> bytes:
     """Return a picture of nine million pixels, another for each number."""
-    buffer = io.BytesIO()
-    Image.new("L", (3_000 - number, 3_000), number).save(buffer, "PNG", compress_level=1)
-    return buffer.getvalue()
+    return png_of(Image.new("L", (3_000 - number, 3_000), number), compress_level=1)
 
 
 @cache

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import time
 from importlib.resources import files
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from emblema.link.lanes import Lane
+from tests.serve.sent import settled
 from tests.serve.servers import Running
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
@@ -70,8 +70,7 @@ def test_a_reply_tells_the_rows_of_every_picture(server: Running) -> None:
     with server.http() as http:
         form = {"file": ("map.png", (DEMO / "map-01.png").read_bytes())}
         id = http.post("/v1/files", data={"purpose": "user_data"}, files=form).json()["id"]
-        while http.get(f"/v1/files/{id}").json()["status"] == "uploaded":
-            time.sleep(0.02)
+        settled(http, f"/v1/files/{id}")
         content = [
             {"type": "file", "file": {"file_id": id}},
             {"type": "text", "text": "what colour is under the moon ?"},

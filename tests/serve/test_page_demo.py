@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 from collections import Counter
 from pathlib import Path
 from statistics import median
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.serve.sent import settled
 from tests.serve.servers import serving
 
 DEMO = Path("src/emblema/assets/demo")
@@ -29,8 +29,7 @@ def test_the_first_token_of_auto_is_three_times_sooner_and_right(tmp_path: Path)
         def upload(name: str) -> dict[str, Any]:
             sent = {"file": (name, (DEMO / name).read_bytes())}
             id = http.post("/v1/files", data={"purpose": "user_data"}, files=sent).json()["id"]
-            while http.get(f"/v1/files/{id}").json()["status"] == "uploaded":
-                time.sleep(0.05)
+            settled(http, f"/v1/files/{id}")
             return {"type": "file", "file": {"file_id": id}}
 
         parts = {name: upload(name) for name in names}

@@ -6,20 +6,18 @@ Where there is no difference, either is the slower one half of the time, however
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from io import BytesIO
 from math import comb
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
-from PIL import Image
 
 from emblema.serve.keys import KeyRing
 from tests.serve.conftest import QUESTION, asked
 from tests.serve.engines import COMMANDS, served
+from tests.serve.sent import noise
 
 pytestmark = pytest.mark.nightly
 CERTAIN = 1e-4
@@ -36,10 +34,7 @@ class Tenants:
 
     def png(self) -> bytes:
         """A picture that nobody has."""
-        pixels = np.random.default_rng(self.drawn.getrandbits(32)).integers(0, 256, (64, 64, 3), np.uint8)
-        buffer = BytesIO()
-        Image.fromarray(pixels).save(buffer, "PNG")
-        return buffer.getvalue()
+        return noise(self.drawn.getrandbits(32), 64)
 
     def upload(self, http: httpx.Client, png: bytes) -> str:
         answer = http.post("/v1/files", files={"file": ("p.png", png)})

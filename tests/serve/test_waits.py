@@ -1,7 +1,6 @@
 """No tenant waits for what another has fetched, decoded or read; a request ends at its deadline and with its client."""
 
 import base64
-import io
 import re
 import sqlite3
 import threading
@@ -15,6 +14,7 @@ import pytest
 from PIL import Image
 
 from emblema.serve.keys import KeyRing
+from tests.serve.sent import png_of, settled
 from tests.serve.servers import Running, serving
 from tests.serve.slow_places import pdf, slow_place
 
@@ -74,9 +74,7 @@ def inline(data: bytes, kind: str = "application/pdf") -> dict[str, object]:
 
 
 def picture(side: int) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (side, side), (30, 30, 200)).save(buffer, "PNG")
-    return buffer.getvalue()
+    return png_of(Image.new("RGB", (side, side), (30, 30, 200)))
 
 
 @pytest.mark.slow
@@ -141,10 +139,7 @@ def test_what_a_request_unpacks_to_is_bounded(tenants: Tenants) -> None:
     tenants.until('emblema_held_bytes{what="decoded"}', 0)
     with tenants.client("alice") as client:
         file = client.post("/v1/files", files={"file": ("large.pdf", large)}).json()["id"]
-        until = time.monotonic() + 30
-        while (told := client.get(f"/v1/files/{file}").json())["status"] == "uploaded":
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        told = settled(client, f"/v1/files/{file}")
         assert told["status"] == "error" and str(REQUEST_BYTES) in told["status_details"]
         for each in uploaded:
             client.delete(f"/v1/files/{each['id']}")
@@ -163,9 +158,8 @@ def test_uploads_wait_as_they_came(tenants: Tenants) -> None:
     watching.start()
     with tenants.client("alice") as client:
         for number in range(8):
-            buffer = io.BytesIO()
-            Image.new("L", (side, side), number).save(buffer, "PNG")
-            assert client.post("/v1/files", files={"file": ("a.png", buffer.getvalue())}).status_code == 200
+            data = png_of(Image.new("L", (side, side), number))
+            assert client.post("/v1/files", files={"file": ("a.png", data)}).status_code == 200
         assert tenants.chat("bob", inline(picture(64), "image/png")).status_code == 200
         until = time.monotonic() + 60
         while any(file["status"] == "uploaded" for file in client.get("/v1/files").json()["data"]):

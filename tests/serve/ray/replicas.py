@@ -1,6 +1,5 @@
 """Real replicas on this machine: `emblema serve --replicas` in processes of its own, and what clients send it."""
 
-import io
 import os
 import re
 import signal
@@ -16,6 +15,8 @@ from typing import Any
 import httpx
 import numpy as np
 from PIL import Image
+
+from tests.serve.sent import png_of, settled
 
 QUESTION = "on which land does the moon stand ?"
 START_SECONDS = 300.0
@@ -80,13 +81,11 @@ def running(folder: Path, port: int, replicas: int, *options: str) -> Iterator[R
 def upload(client: httpx.Client, number: int, side: int) -> str:
     """Upload a picture of coarse noise and wait until it is prefilled; return its id."""
     pixels = np.random.default_rng(number).integers(0, 255, (8, 8, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).resize((side, side), Image.Resampling.NEAREST).save(file, "PNG")
-    answer = client.post("/v1/files", files={"file": (f"{number}.png", file.getvalue())})
+    data = png_of(Image.fromarray(pixels).resize((side, side), Image.Resampling.NEAREST))
+    answer = client.post("/v1/files", files={"file": (f"{number}.png", data)})
     answer.raise_for_status()
     id = str(answer.json()["id"])
-    while (found := client.get(f"/v1/files/{id}").json())["status"] == "uploaded":
-        time.sleep(0.02)
+    found = settled(client, f"/v1/files/{id}")
     assert found["status"] == "processed", found["status_details"]
     return id
 
