@@ -77,6 +77,27 @@ class WindowBudget:
         return tuple(evicted[first:])
 
 
+def insert_part(
+    budget: WindowBudget, state: WindowState, part: WindowPart, at: int, row_bytes: int
+) -> tuple[WindowState, tuple[WindowPart, ...]]:
+    """Return the state with a part before the place `at`, and the parts that left for it.
+
+    Raises:
+        CapacityError: it does not fit beside what stays.
+    """
+    leaving = budget.choose_leaving(state, part, row_bytes)
+    at -= sum(other in leaving for other in state.parts[:at])
+    evicted = tuple(other for other in state.evicted if other.handle != part.handle)
+    left = evict_parts(budget, replace(state, evicted=evicted), leaving)
+    return replace(left, parts=(*left.parts[:at], part, *left.parts[at:])), leaving
+
+
+def evict_parts(budget: WindowBudget, state: WindowState, leaving: Sequence[WindowPart]) -> WindowState:
+    """Return the state with parts evicted, and without those that can be kept for recall no more."""
+    left = state.evict(leaving)
+    return replace(left, evicted=budget.recallable(left.evicted))
+
+
 def is_within(budget: WindowBudget, tokens: int, size: int) -> bool:
     """Return whether so many rows and bytes fit into a budget."""
     return (budget.tokens is None or tokens <= budget.tokens) and (budget.bytes is None or size <= budget.bytes)

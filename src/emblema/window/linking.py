@@ -4,11 +4,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
+from emblema.errors import WindowError
 from emblema.kv.chunk import Chunk
 from emblema.kv.keys import ArtifactKind
 from emblema.kv.layout import LayerRows
 from emblema.link.prompt import ChunkPart, Part, RowState, TextPart
-from emblema.link.strategies.base import Strategy
+from emblema.link.strategies.base import Strategy, strategy_name
 from emblema.models.tables import KVTable
 from emblema.session.chat_template import TokenIds
 from emblema.session.decoding import Sampling
@@ -17,9 +18,12 @@ from emblema.session.session import DECODE_RESERVE, Session
 from emblema.session.turn_tokenizer import TurnTokenizer
 from emblema.window.log import LogEntry
 from emblema.window.parts import PartMember, WindowPart, WrittenRows
-from emblema.window.staleness import find_stale, unseen
-from emblema.window.state import WindowFamily, WindowState
+from emblema.window.row_sources import AUTO, EXACT, clean_sources, find_broken, question_sources
+from emblema.window.staleness import Cascade, find_stale, unseen
+from emblema.window.state import RowView, WindowFamily, WindowState
 
+Text = str | Sequence[int]
+"""A text, or its token ids."""
 RowSources = Mapping[int, RowState]
 """By a part's number, which rows it takes."""
 
@@ -34,7 +38,7 @@ class WindowQuestion:
         sampling: how the answer is decoded; None where nothing is.
     """
 
-    text: str | Sequence[int]
+    text: Text
     strategy: str | Strategy
     sampling: Sampling | None = None
 
@@ -62,6 +66,44 @@ class WindowLinker:
         return self.link(
             state.all_parts, sources, self._turn.closing(state.last_text(), question.text), question, entry
         )
+
+    def ask(
+        self,
+        state: WindowState,
+        view: RowView,
+        cascade: Cascade,
+        question: WindowQuestion,
+        keep: bool,
+        entry: LogEntry,
+    ) -> tuple[Prefill, WindowState]:
+        """Link a question, and keep the rows that it computed for parts; return the window's state after it.
+
+        Where the logits were not finite at first, everything was computed after all: rows that were taken and are not
+        finite are dropped, and with `keep` replaced.
+
+        Raises:
+            WindowError: the view is clean, and the strategy takes other rows.
+            PromptError: as `link_question`.
+        """
+        name = strategy_name(question.strategy)
+        if view == "clean":
+            if name not in (AUTO, "blind"):
+                raise WindowError(f"the clean view takes pieces as they are alone, not by {name!r}")
+            question = replace(question, strategy="blind")
+            return self.link_question(state, clean_sources(state), question, entry), state
+        sources = question_sources(self._session, state, cascade, name)
+        prefill = self.link_question(state, sources, question, entry)
+        broken = set() if prefill.usage.finite else find_broken(state.all_parts, sources)
+        if not keep:
+            return prefill, state.rewrite(dict.fromkeys(broken))
+        new = broken | {
+            part.number
+            for part in state.all_parts
+            if part.rows is None or (sources[part.number] != RowState.WRITTEN and name not in EXACT)
+        }
+        written = self.copy_rows(state.all_parts, new, prefill, entry)
+        entry.refreshed = tuple(part.number for part in state.all_parts if part.number in new and part.rows)
+        return prefill, state.rewrite(written)
 
     def link(
         self,

@@ -9,6 +9,9 @@ from emblema.errors import EmblemaError
 from emblema.link.executor import LinkTrace
 from emblema.session.requests import Usage
 
+MOVING = ("slide", "evict", "reorder", "recall", "arrange", "restore")
+"""Operations that change which parts are before parts with rows."""
+
 
 @dataclass(slots=True)
 class LogEntry:

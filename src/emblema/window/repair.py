@@ -7,16 +7,20 @@ from typing import Self
 
 import torch
 
-from emblema.errors import WindowError
+from emblema.errors import CapacityError, WindowError
 from emblema.kv.chunk import Chunk
 from emblema.kv.patch import Patch, deficit, form_patch, rank_for_share
 from emblema.kv.rotation import PhaseBook, unplace
 from emblema.link.prompt import RowState
 from emblema.link.taken_rows import ModelGeometry
+from emblema.window.budget import WindowBudget
 from emblema.window.linking import WindowLinker, WindowQuestion
 from emblema.window.log import LogEntry
 from emblema.window.parts import WindowPart, WrittenRows
+from emblema.window.state import WindowState
 
+REPAIR_RANK = 64
+"""Directions of a removal patch that the paper states."""
 PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
 
 
@@ -82,6 +86,15 @@ def repair_parts(
         if part.number in stale and part.rows is not None:
             written[part.number] = _repair_rows(geometry, part.rows, written[part.number], rank)
     return written
+
+
+def refuse_repairs_over(budget: WindowBudget, state: WindowState, size: int, row_bytes: int) -> None:
+    """Raise CapacityError where a state with repairs of `size` bytes is over its window's budget."""
+    if not budget.holds(state, row_bytes):
+        raise CapacityError(
+            f"repairs of {size} bytes do not fit into the window's budget: keep fewer directions, or refresh "
+            "the parts, which takes no more than their rows"
+        )
 
 
 def _repair_rows(geometry: ModelGeometry, first: WrittenRows, new: WrittenRows, rank: RepairRank) -> WrittenRows:

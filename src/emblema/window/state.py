@@ -149,13 +149,14 @@ class WindowFamily:
         """Return a version that no rows have yet."""
         return next(self._versions)
 
-    def find(self, handle: PartHandle, state: WindowState) -> WindowPart:
-        """Return a part of a window of the family.
+    def find(self, handle: PartHandle, state: WindowState, evicted: bool = False) -> WindowPart:
+        """Return a part of a window of the family, with `evicted` also one that has left.
 
         Raises:
-            WindowError: it is not in the window.
+            WindowError: there is none.
         """
-        found = next((part for part in state.parts if part.handle == handle), None)
+        parts = (*state.parts, *state.evicted) if evicted else state.parts
+        found = next((part for part in parts if part.handle == handle), None)
         if found is None:
             raise WindowError(self.explain(handle, state))
         return found

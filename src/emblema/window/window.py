@@ -5,37 +5,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Literal, Self, get_args, overload
 from uuid import uuid4
 
-from emblema.errors import CapacityError, WindowError
+from emblema.errors import WindowError
 from emblema.link.lanes import Lane
-from emblema.link.prompt import RowState
-from emblema.link.strategies.base import Strategy, strategy_name
+from emblema.link.strategies.base import Strategy
 from emblema.session.decoding import Sampling
 from emblema.session.replies import Piece, Reply, last_reply
 from emblema.session.requests import Prefill
 from emblema.session.session import Session
 from emblema.session.turn_tokenizer import TurnTokenizer
 from emblema.window.arrange import PartWorth, arrange_parts
-from emblema.window.budget import WindowBudget
-from emblema.window.linking import WindowLinker, WindowQuestion
-from emblema.window.log import LogEntry, logged
+from emblema.window.budget import WindowBudget, evict_parts, insert_part
+from emblema.window.linking import Text, WindowLinker, WindowQuestion
+from emblema.window.log import MOVING, LogEntry, logged
 from emblema.window.necessity import NecessityCheck, RowsAfter, compare_answers, sources_without
 from emblema.window.part_reader import PartReader
 from emblema.window.parts import PartHandle, WindowPart
 from emblema.window.placement import Placement
-from emblema.window.repair import RepairRank, repair_parts
-from emblema.window.row_sources import AUTO, EXACT, clean_sources, find_broken, question_sources
+from emblema.window.repair import REPAIR_RANK, RepairRank, refuse_repairs_over, repair_parts
+from emblema.window.row_sources import AUTO, clean_sources
 from emblema.window.staleness import Cascade, Staleness, find_dependents, find_stale, find_uncomputed, measured_cascade
 from emblema.window.state import RowView, WindowFamily, WindowMemory, WindowSnapshot, WindowState, count_bytes
-
-Text = str | Sequence[int]
-REPAIR_RANK = 64
-"""Directions of a removal patch that the paper states."""
-MOVING = ("slide", "evict", "reorder", "recall", "arrange", "restore")
-"""Operations that change which parts are before parts with rows."""
 
 
 class Window:
@@ -231,8 +223,7 @@ class Window:
 
         Parts of media move, each with the texts right before it; pinned parts at the front and texts at the end stay
         where they are. Rows that are valid in their new place are kept, stored patches are used, and all else is
-        computed with the next question. Costs are rows to compute; see
-        `solve_placement`.
+        computed with the next question. Costs are rows to compute; see `solve_placement`.
 
         Args:
             wanted: parts that have to be there; those that have left are recalled.
@@ -250,12 +241,8 @@ class Window:
         """
         with self._operation("arrange", *wanted) as entry:
             state = self._state
-            known = {part.handle: part for part in (*state.parts, *state.evicted)}
-            strange = next((part for part in wanted if not isinstance(part, PartHandle) or part not in known), None)
-            if strange is not None:
-                raise WindowError(self._family.explain(strange, state))
+            parts = [self._family.find(handle, state, evicted=True) for handle in wanted]
             bounds = self._budget if budget is None else self._budget.tighten(budget)
-            parts = [known[handle] for handle in wanted]
             placement, arranged = arrange_parts(self._session, state, parts, bounds, worth, self._cascade_for(AUTO))
             handles = {part.handle for part in arranged}
             self._state = replace(state, evicted=tuple(part for part in state.evicted if part.handle not in handles))
@@ -300,11 +287,8 @@ class Window:
             written = repair_parts(self._linker, self._session.adapter, state.all_parts, wanted, chosen_rank, entry)
             size = sum(rows.repair_bytes for rows in written.values())
             state = state.rewrite(written)
-            if wanted and not self._budget.holds(state, self._session.row_bytes):
-                raise CapacityError(
-                    f"repairs of {size} bytes do not fit into the window's budget: keep fewer directions, or refresh "
-                    "the parts, which takes no more than their rows"
-                )
+            if wanted:
+                refuse_repairs_over(self._budget, state, size, self._session.row_bytes)
             self._state = state
             repaired = [part for part in state.all_parts if part.number in wanted]
             entry.lane, entry.repaired = "repair" if wanted else "", tuple(part.number for part in repaired)
@@ -347,9 +331,7 @@ class Window:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @overload
@@ -428,14 +410,13 @@ class Window:
         """
         with self._operation("needed", part) as entry:
             place = self._state.parts.index(self._part(part))
-            sources_without(self._state, place, rest)
-            sampling = Sampling.of(**knobs)
+            sources = sources_without(self._state, place, rest)
+            sampling, began = Sampling.of(**knobs), time.perf_counter()
             question = WindowQuestion(text, strategy, sampling)
-            began = time.perf_counter()
             prefill = self._prefill(question, True, entry)
             answer = self._decode(prefill, sampling, began, entry)
             state = self._state.evict([self._state.parts[place]])
-            sources = clean_sources(state) if self._view == "clean" else sources_without(state, place, rest)
+            sources = clean_sources(state) if self._view == "clean" else sources
             without = self._linker.link_question(state, sources, replace(question, strategy="blind"), entry)
             reply = self._decode(without, sampling, time.perf_counter(), entry)
             return compare_answers(prefill.logits, without.logits, answer, reply)
@@ -466,45 +447,17 @@ class Window:
         return reply
 
     def _prefill(self, question: WindowQuestion, keep: bool, entry: LogEntry) -> Prefill:
-        """Link a question, and keep the rows that it computed for parts.
-
-        Where the logits were not finite at first, everything was computed after all: rows that were taken and are not
-        finite are dropped, and with `keep` replaced.
-        """
-        state, name = self._state, strategy_name(question.strategy)
-        if self._view == "clean":
-            if name not in (AUTO, "blind"):
-                raise WindowError(f"the clean view takes pieces as they are alone, not by {name!r}")
-            return self._linker.link_question(state, clean_sources(state), replace(question, strategy="blind"), entry)
-        sources = question_sources(self._session, state, self._cascade_for(question.strategy), name)
-        prefill = self._linker.link_question(state, sources, question, entry)
-        broken = set() if prefill.usage.finite else find_broken(state.all_parts, sources)
-        if broken and not keep:
-            self._state = state.rewrite(dict.fromkeys(broken))
-        if keep:
-            new = broken | {
-                part.number
-                for part in state.all_parts
-                if part.rows is None or (sources[part.number] != RowState.WRITTEN and name not in EXACT)
-            }
-            written = self._linker.copy_rows(state.all_parts, new, prefill, entry)
-            entry.refreshed = tuple(part.number for part in state.all_parts if part.number in new and part.rows)
-            self._state = state.rewrite(written)
+        cascade = self._cascade_for(question.strategy)
+        prefill, self._state = self._linker.ask(self._state, self._view, cascade, question, keep, entry)
         return prefill
 
     def _insert(self, part: WindowPart, at: int, entry: LogEntry) -> None:
         """Put a part before the place `at`, and let parts leave for it."""
-        leaving = self._budget.choose_leaving(self._state, part, self._session.row_bytes)
-        at -= sum(other in leaving for other in self._state.parts[:at])
-        evicted = tuple(other for other in self._state.evicted if other.handle != part.handle)
-        self._state = replace(self._state, evicted=evicted)
-        self._leave(leaving, entry)
-        parts = self._state.parts
-        self._state = replace(self._state, parts=(*parts[:at], part, *parts[at:]))
+        self._state, left = insert_part(self._budget, self._state, part, at, self._session.row_bytes)
+        entry.left += tuple(other.number for other in left)
 
     def _leave(self, leaving: Sequence[WindowPart], entry: LogEntry) -> None:
-        state = self._state.evict(leaving)
-        self._state = replace(state, evicted=self._budget.recallable(state.evicted))
+        self._state = evict_parts(self._budget, self._state, leaving)
         entry.left += tuple(part.number for part in leaving)
 
     @contextmanager
