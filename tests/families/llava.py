@@ -55,6 +55,26 @@ def build_llava_next(seed: int) -> tuple[nn.Module, Bundle]:
     return sharpen(LlavaNextForConditionalGeneration(config), seed), Bundle(tokenizer(), images)
 
 
+def build_granite4_vision(seed: int) -> tuple[nn.Module, Bundle]:
+    from transformers import Granite4VisionConfig, Granite4VisionForConditionalGeneration
+    from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+
+    torch.manual_seed(seed)
+    text = {key: value for key, value in LLAMA.items() if key != "model_type"} | {
+        "num_hidden_layers": 6, "embedding_multiplier": 2.0, "logits_scaling": 2.0, "residual_multiplier": 0.8,
+        "attention_multiplier": 0.25,
+    }  # fmt: skip
+    config = Granite4VisionConfig(
+        text_config=text, vision_config={**CLIP, "hidden_size": 64}, image_token_index=token("<image>"),
+        image_grid_pinpoints=PINPOINTS, downsample_rate="1/2", deepstack_layer_map=[[-2, 0], [-1, 1]],
+        spatial_target_layers=[2, 3, 4, 5], qformer_config={"num_hidden_layers": 1, "intermediate_size": 48},
+    )  # fmt: skip
+    images = LlavaNextImageProcessorPil(
+        size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}, image_grid_pinpoints=PINPOINTS
+    )
+    return sharpen(Granite4VisionForConditionalGeneration(config), seed), Bundle(tokenizer(), images)
+
+
 SIGLIP = {
     "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 2, "image_size": 28, "patch_size": 7,

@@ -26,7 +26,13 @@ SPECIALS = [
 WORDS = ["which", "land", "does", "the", "tent", "stand", "on", "image", "video", "seconds", "and"]
 WORDS += ["\n", "\n\n", ".", "?", ":"]
 WORDS += [str(number) for number in range(10)] + [f"word{number}" for number in range(60)]
-VOCABULARY = {token: index for index, token in enumerate([*SPECIALS, *WORDS])}
+MARKERS = [
+    "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>", "TILE_GLOBAL",
+    *[f"TILE_{tile}" for tile in range(1, 5)],
+    "<IMG_START>", "<IMG_END>", "<IMG_ATOM>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<vision>", "</vision>",
+]  # fmt: skip
+"""Special tokens that no random text has."""
+VOCABULARY = {token: index for index, token in enumerate([*SPECIALS, *WORDS, *MARKERS])}
 VOCAB = 192
 
 
@@ -72,7 +78,7 @@ def tokenizer() -> Any:
     fast = PreTrainedTokenizerFast(
         tokenizer_object=core, unk_token="<unk>", pad_token="<pad>", bos_token="<s>", eos_token="</s>"
     )
-    fast.add_special_tokens({"additional_special_tokens": SPECIALS[4:]})
+    fast.add_special_tokens({"additional_special_tokens": [*SPECIALS[4:], *MARKERS]})
     return fast
 
 
@@ -90,7 +96,7 @@ def picture(width: int, height: int, seed: int = 0) -> Image.Image:
 def words(count: int, seed: int = 0) -> Tensor:
     """Random text token ids."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(token("word0"), len(VOCABULARY), (count,), generator=generator)
+    return torch.randint(token("word0"), len(SPECIALS) + len(WORDS), (count,), generator=generator)
 
 
 def sharpen(model: nn.Module, seed: int, gain: float = 1.6) -> nn.Module:

@@ -125,3 +125,67 @@ def build_glm46v(seed: int) -> tuple[nn.Module, Bundle]:
 
 def build_glm_ocr(seed: int) -> tuple[nn.Module, Bundle]:
     return build_glm4v(seed, "GlmOcr", head_dim=16)
+
+
+def build_exaone4_5(seed: int) -> tuple[nn.Module, Bundle]:
+    from transformers import Exaone4_5_Config, Exaone4_5_ForConditionalGeneration
+
+    torch.manual_seed(seed)
+    vision = {
+        "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "num_key_value_heads": 1,
+        "out_hidden_size": 64, "patch_size": 7, "window_size": 28, "fullatt_block_indexes": [1],
+    }  # fmt: skip
+    text = {
+        **LLAMA, "model_type": "exaone4", "num_hidden_layers": 4, "sliding_window": 12,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }  # fmt: skip
+    tokens = {name: QWEN_TOKENS[name] for name in ("image_token_id", "video_token_id")}
+    config = Exaone4_5_Config(text_config=text, vision_config=vision, **tokens)
+    return sharpen(Exaone4_5_ForConditionalGeneration(config), seed), Bundle(tokenizer(), qwen_images())
+
+
+def build_paddleocr_vl(seed: int) -> tuple[nn.Module, Bundle]:
+    from transformers import PaddleOCRVLConfig, PaddleOCRVLForConditionalGeneration
+    from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import PaddleOCRVLImageProcessorPil
+
+    torch.manual_seed(seed)
+    vision = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56,
+        "patch_size": 7,
+    }  # fmt: skip
+    config = PaddleOCRVLConfig(text_config={**QWEN_TEXT, "head_dim": 16}, vision_config=vision, **QWEN_TOKENS)
+    images = PaddleOCRVLImageProcessorPil(
+        patch_size=7, merge_size=2, size={"shortest_edge": 4 * 14 * 14, "longest_edge": 24 * 14 * 14}
+    )
+    return sharpen(PaddleOCRVLForConditionalGeneration(config), seed), Bundle(tokenizer(), images)
+
+
+def build_ernie4_5_vl(seed: int) -> tuple[nn.Module, Bundle]:
+    from transformers import Ernie4_5_VLMoeConfig, Ernie4_5_VLMoeForConditionalGeneration
+    from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import (
+        Ernie4_5_VLMoeImageProcessorPil,
+    )
+
+    torch.manual_seed(seed)
+    vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 7}
+    text = {
+        **QWEN_TEXT, "moe_intermediate_size": [32, 24], "moe_k": 2, "moe_num_experts": 4, "moe_num_shared_experts": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2]},
+    }  # fmt: skip
+    config = Ernie4_5_VLMoeConfig(
+        text_config=text, vision_config=vision, image_token_id=token("<|image_pad|>"),
+        video_token_id=token("<|video_pad|>"), image_start_token_id=token("<|begin_of_image|>"),
+        image_end_token_id=token("<|end_of_image|>"), video_start_token_id=token("<|begin_of_video|>"),
+        video_end_token_id=token("<|end_of_video|>"),
+    )  # fmt: skip
+    images = Ernie4_5_VLMoeImageProcessorPil(
+        patch_size=7, merge_size=2, size={"shortest_edge": 4 * 14 * 14, "longest_edge": 24 * 14 * 14}
+    )
+    return sharpen(Ernie4_5_VLMoeForConditionalGeneration(config), seed), Bundle(tokenizer(), images)
+
+
+def ernie_stock(bundle: Bundle, config: Any, pictures: Sequence[Image.Image], ids: Tensor) -> dict[str, Tensor]:
+    """Experts take markers for media too."""
+    media = torch.tensor([config.image_token_id, config.image_start_token_id, config.image_end_token_id])
+    batch = qwen_stock(bundle, config, pictures, ids)
+    return {**batch, "moe_mm_token_type_ids": torch.isin(ids, media).long()[None]}

@@ -1,5 +1,6 @@
 """Prepared pictures: counts, markers, options, limits, and whole processors where they import."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,16 @@ def test_placeholders_fit_the_encoder(name: str, size: tuple[int, int]) -> None:
     assert encoded.embeds.shape == (encoded.tokens, item.adapter.hidden_size)
     assert encoded.positions.shape == (item.adapter.axes, encoded.tokens)
     assert encoded.span == int(encoded.positions.max()) + 1
+
+
+def test_a_picture_wider_than_a_window_that_it_does_not_heed_is_refused() -> None:
+    item = matrix.loaded("gemma4_unified")
+    config = copy.deepcopy(item.model.config)
+    config.text_config.sliding_window = 14
+    preparer = Preparer(item.bundle, config)
+    preparer.image(matrix.picture(32, 24))
+    with pytest.raises(MediaError, match="16 tokens.*window of 14.*max_soft_tokens"):
+        preparer.image(matrix.picture(32, 32))
 
 
 @pytest.mark.parametrize("name", CASES)

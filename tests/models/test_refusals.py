@@ -1,6 +1,8 @@
 """What cannot be relocated is refused, with the layer's name and the reason."""
 
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +10,8 @@ import torch
 
 from emblema.errors import ModelError, UnsupportedModelError
 from emblema.models.adapter import Adapter
+from emblema.models.families import families, family_of
+from emblema.models.families.refused import REFUSED
 from emblema.models.selfcheck import selfcheck
 from tests import families as matrix
 
@@ -51,21 +55,20 @@ def test_tables_that_change_with_length_are_refused(kind: str) -> None:
         Adapter(llava({**matrix.LLAMA, "rope_parameters": rope}))
 
 
-def test_query_scaling_by_position_is_refused() -> None:
-    from transformers import Mistral3Config, Mistral3ForConditionalGeneration
-
-    rope = {
-        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 2048,
-        "llama_4_scaling_beta": 0.1,
-    }  # fmt: skip
-    text = {**matrix.LLAMA, "model_type": "ministral3", "head_dim": 16, "rope_parameters": rope}
-    vision = {
-        "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "image_size": 56, "patch_size": 7,
-    }  # fmt: skip
-    config = Mistral3Config(text_config=text, vision_config=vision, image_token_index=matrix.token("[IMG]"))
-    with pytest.raises(UnsupportedModelError, match=r"layers\.0\.self_attn scales its queries by position"):
-        Adapter(Mistral3ForConditionalGeneration(config))
+@pytest.mark.parametrize("name", ["ministral3", "mistral_small4"])
+def test_a_prompt_ends_where_queries_are_scaled(name: str) -> None:
+    """Beyond, deeper rows are others than a chunk's that was prefilled from position 0."""
+    item = matrix.loaded(name)
+    adapter = item.adapter
+    assert adapter.context_length == 8192
+    assert selfcheck(adapter).passed
+    chunk = adapter.encode_text(matrix.words(24))
+    within, beyond = (adapter.prefill(chunk, shift)[0] for shift in (8192 - 24, 8192))
+    rows, _ = adapter.prefill(chunk)
+    values = [layers[-1].keys if name == "mistral_small4" else layers[-1].values for layers in (rows, within, beyond)]
+    largest = float(values[0].abs().max())
+    assert float((values[1] - values[0]).abs().max()) < 3e-4 * largest
+    assert float((values[2] - values[0]).abs().max()) > 3e-3 * largest
 
 
 def test_undeclared_query_scaling_is_caught_by_the_self_check() -> None:
@@ -130,11 +133,31 @@ def test_a_model_loaded_in_bfloat16_works(name: str, tmp_path: Path) -> None:
 
 
 def test_unknown_families_are_refused_with_the_list() -> None:
-    from transformers import AyaVisionConfig, AyaVisionForConditionalGeneration
+    from transformers import VipLlavaConfig, VipLlavaForConditionalGeneration
 
-    config = AyaVisionConfig(text_config=matrix.LLAMA, vision_config=matrix.SIGLIP, image_token_index=4)
-    with pytest.raises(UnsupportedModelError, match="aya_vision.*Qwen2.5-VL"):
-        Adapter(AyaVisionForConditionalGeneration(config))
+    config = VipLlavaConfig(text_config=matrix.LLAMA, vision_config=matrix.CLIP, image_token_index=4)
+    with pytest.raises(UnsupportedModelError, match="vipllava.*Qwen2.5-VL"):
+        Adapter(VipLlavaForConditionalGeneration(config))
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_families_that_do_not_fit_are_refused_with_the_reason(kind: str) -> None:
+    assert kind not in {name for family in families() for name in family.model_types}
+    with pytest.raises(UnsupportedModelError, match=f"{kind}.*{re.escape(REFUSED[kind])}"):
+        family_of(SimpleNamespace(model_type=kind))
+
+
+def test_chunked_layers_are_refused_by_name() -> None:
+    from transformers import Llama4Config, Llama4ForConditionalGeneration
+
+    text = {**TEXT, "head_dim": 16, "num_local_experts": 2, "attention_chunk_size": 16, "intermediate_size_mlp": 96}
+    vision = {
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+        "patch_size": 7, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32,
+    }  # fmt: skip
+    config = Llama4Config(text_config=text, vision_config=vision)
+    with pytest.raises(UnsupportedModelError, match=r"layers\.0 is a chunked attention layer"):
+        Adapter(Llama4ForConditionalGeneration(config))
 
 
 def test_other_attention_functions_are_refused() -> None:

@@ -38,8 +38,10 @@ def test_segment_equals_the_stock_forward(name: str, count: int) -> None:
     _, logits = matrix.run_all(item.adapter, prompt)
     kinds = torch.zeros_like(prompt.token_ids)
     kinds[prompt.visual] = 2
-    arguments: dict[str, Any] = {**prepared.features, "position_ids": prompt.positions[:, None]}
-    if "omni" not in name:
+    arguments: dict[str, Any] = {**prepared.features, "position_ids": prompt.positions}
+    if item.adapter.axes > 1:
+        arguments["position_ids"] = prompt.positions[:, None]
+    if item.adapter.axes > 1 and "omni" not in name:
         arguments["mm_token_type_ids"] = kinds[None]
     with torch.inference_mode():
         stock = item.model(input_ids=prompt.token_ids[None], use_cache=False, **arguments).logits[0]

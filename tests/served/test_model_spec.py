@@ -102,3 +102,12 @@ def test_a_spec_for_another_device_leaves_this_ones_tables_where_they_are() -> N
     for one, table in ((spec, CPU), (other, torch.device("meta"))):
         places = {buffer.device for each in one.tables.values() for buffer in each.rotary.buffers()}
         assert places == {table}
+
+
+def test_scaled_queries_are_refused() -> None:
+    rope = {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512,
+        "llama_4_scaling_beta": 0.1,
+    }  # fmt: skip
+    with pytest.raises(UnsupportedModelError, match="scales its queries by position"):
+        spec_of("ministral3", rope_parameters=rope)

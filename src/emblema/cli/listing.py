@@ -13,12 +13,17 @@ def models(model: Model = "reference", device: Device = None, plain: Plain = Fal
     import json
 
     from emblema.models.families import families
+    from emblema.models.families.refused import REFUSED
     from emblema.models.names import BUNDLED, bundled_folder
     from emblema.models.pretrained import PRETRAINED, checkpoint_folder
 
     shown = table("family", "model_type", "notes", title="families", overflow="fold")
     for family in families():
         shown.add_row(family.name, ", ".join(family.model_types), family.notes)
+    screen.print(shown)
+    shown = table("model_type", "why", title="refused", overflow="fold")
+    for kind, why in REFUSED.items():
+        shown.add_row(kind, why)
     screen.print(shown)
     shown = table("model", "model_type", "MB", right=("MB",), title="bundled", no_wrap=True)
     for name in BUNDLED:

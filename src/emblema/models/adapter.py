@@ -30,6 +30,7 @@ from emblema.models.fingerprint import WatchedWeights
 from emblema.models.layer_feed import LayerFeed, Narrow
 from emblema.models.positions import chunk_positions
 from emblema.models.structure import (
+    context_length,
     decoder_layers,
     find_decoder,
     layer_devices,
@@ -113,7 +114,8 @@ class Adapter:
 
     @property
     def context_length(self) -> int:
-        return int(self.config.max_position_embeddings)
+        """How many positions a prompt may take."""
+        return context_length(self.config)
 
     @property
     def fingerprint(self) -> str:
@@ -167,8 +169,8 @@ class Adapter:
         Raises:
             ModelError: there are more or fewer features than such tokens.
         """
-        placeholder = self.kind.placeholder(self.model.config, prepared.kind)
-        visual = prepared.token_ids == (-1 if placeholder is None else placeholder)
+        media = self.kind.media_tokens(self.model.config, prepared.kind)
+        visual = torch.isin(prepared.token_ids, torch.tensor(media, dtype=torch.int64))
         given = {
             name: value.to(self.device, self.dtype) if value.is_floating_point() else value.to(self.device)
             for name, value in prepared.features.items()
@@ -268,9 +270,7 @@ class Adapter:
         """
         causal = self.kind.full_layers_causal
         seen = AttendedRows(table, batch.slots, self._windows, batch.hidden_from, causal, wanted)
-        extra: dict[str, Any] = {}
-        if batch.deepstack and bool(batch.visual.any()):
-            extra = {"visual_pos_masks": batch.visual[None], "deepstack_visual_embeds": list(batch.deepstack)}
+        extra = self.kind.decoder_arguments(self.model.config, batch.visual, batch.deepstack)
         share = 1 / len(self.layers)
         feed = LayerFeed(
             table, self.devices, seen, narrow, lambda rows: self._give_way(rows * share), self._convolutions
@@ -367,6 +367,8 @@ class Adapter:
             cap = getattr(self.config, "final_logit_softcapping", None)
             if self.kind.softcap and cap is not None:
                 logits = torch.tanh(logits / cap) * cap
+            if self.kind.logits_scaling:
+                logits = logits / self.config.logits_scaling
             return self._home(logits.float())
 
     def capture(self, encoded: Encoded) -> KVRows:

@@ -15,6 +15,10 @@ Narrow = Callable[[int], Tensor | None]
 """Called after each layer: indices of the rows, of those that ran in it, that later layers still compute; None: all."""
 
 
+_OF_ROWS = ("position_ids", "moe_mm_token_type_ids")
+"""Arguments of layers whose last axis is rows; the others have features after them."""
+
+
 class LayerFeed:
     """Chooses what each layer is given, while the decoder's own forward gives all layers the same rows on one device.
 
@@ -90,9 +94,7 @@ class LayerFeed:
         if self._seen is not None and isinstance(self.table, KVTable):
             seen = self._seen.on(device)
             self.table.slots, self.table.rows_before = seen.slots, seen.rows_before
-        given = {
-            name: self._given(value, -1 if name == "position_ids" else -2, device) for name, value in named.items()
-        }
+        given = {name: self._given(value, -1 if name in _OF_ROWS else -2, device) for name, value in named.items()}
         return (hidden.transpose(0, 1) if index in self._convolutions else hidden, *args[1:]), given
 
     def _given(self, value: Any, axis: int, device: torch.device) -> Any:

@@ -47,6 +47,17 @@ def layer_windows(config: Any, types: Sequence[str]) -> tuple[int | None, ...]:
     return tuple(None if kind == CONVOLUTION else int(window) for kind in types)
 
 
+def context_length(config: Any) -> int:
+    """Return how many positions a prompt may take.
+
+    A decoder that scales its queries from some position on (`llama_4_scaling_beta`) ends there: rows prefilled beyond
+    are others than rows prefilled before.
+    """
+    longest = int(config.max_position_embeddings)
+    scaled = (found for found in rope_parameters(config) if found.get("llama_4_scaling_beta"))
+    return min([longest, *(int(found["original_max_position_embeddings"]) for found in scaled)])
+
+
 _RELOCATABLE = ("full_attention", "sliding_attention", CONVOLUTION)
 _MOVING_TABLES = ("dynamic", "longrope")
 _RECURRENT = ("A_log", "dt_bias")
@@ -56,9 +67,15 @@ def refuse_unsupported(decoder: nn.Module, layers: Sequence[nn.Module], names: S
     """Raise UnsupportedModelError for layers or rotary tables that cannot be relocated exactly.
 
     Refused: linear, state-space and chunked layers, convolutions inside attention; dynamic NTK and longrope (their
-    tables change with the length of the prompt); query scaling by position; a rotary table cast through bfloat16.
+    tables change with the length of the prompt); query scaling by position that `context_length` does not end before; a
+    rotary table cast through bfloat16.
     """
     for kind, layer, name in zip(layer_types(decoder, len(layers)), layers, names, strict=True):
+        if kind == "chunked_attention":
+            raise UnsupportedModelError(
+                f"{name} is a chunked attention layer: its rows attend their own stretch of the prompt alone, and "
+                "stretches do not move with rows."
+            )
         if kind not in _RELOCATABLE:
             raise UnsupportedModelError(
                 f"{name} is a {kind.replace('_', ' ')} layer: it keeps a state in place of a row for every token, and "
@@ -85,10 +102,6 @@ def _refuse_tables(decoder: nn.Module, names: Sequence[str]) -> None:
             raise UnsupportedModelError(
                 f"{root}.{where} uses {kind} rotary tables, which change with the prompt's length; "
                 f"the keys of {names[0]} and all later layers cannot be relocated."
-            )
-        if parameters.get("llama_4_scaling_beta"):
-            raise UnsupportedModelError(
-                f"{names[0]}.self_attn scales its queries by position (llama_4_scaling_beta); it cannot be relocated."
             )
     for key, table in rotary.named_buffers():
         if "inv_freq" in key:

@@ -24,7 +24,7 @@ from emblema.models.families.base import Toolkit
 from emblema.models.families.qwen_vl import QwenVL
 from emblema.models.load import load_parts
 from emblema.models.prepare import Preparer
-from emblema.models.structure import layer_windows, position_axes
+from emblema.models.structure import context_length, layer_windows, position_axes
 from emblema.session.anchor import find_anchor
 
 _log = logging.getLogger(__name__)
@@ -114,7 +114,8 @@ def model_spec_of(
         anchor: see `anchor_of`.
 
     Raises:
-        UnsupportedModelError: the family is unknown, a layer slides or cannot be relocated, or rows attend later ones.
+        UnsupportedModelError: the family is unknown, a layer slides, scales queries or cannot be relocated, or rows
+            attend later ones.
     """
     family = family_of(config)
     text = copy.deepcopy(config.get_text_config())
@@ -124,6 +125,8 @@ def model_spec_of(
         raise UnsupportedModelError(f"{family.name}: its layers slide or differ in kind; only full attention is linked")
     if family.bidirectional(config):
         raise UnsupportedModelError(f"{family.name}: its picture tokens attend each other both ways")
+    if context_length(text) < text.max_position_embeddings:
+        raise UnsupportedModelError(f"{family.name}: it scales its queries by position (llama_4_scaling_beta)")
     device = _indexed(device)
     layout, tables, axes = _measured(text, device)
     if axes > 1 and not isinstance(family, QwenVL):
@@ -131,7 +134,7 @@ def model_spec_of(
     own = _served_layout(family.name, text, layout, kv_heads)
     markers: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     merge, rate = 1, 1.0
-    if isinstance(family, QwenVL):
+    if axes > 1 and isinstance(family, QwenVL):
         rate = float(getattr(config.vision_config, "tokens_per_second", 1.0))
         kit = Toolkit(config, None)
         before, after = family.markers(kit, "image")

@@ -72,7 +72,7 @@ class MemoryForward:
         mask = torch.cat([*(bias.to(mask.dtype)[None, None] for bias in biases), mask], dim=3)
         seen = [(part.rows.keys[None], part.rows.values[None]) for part in parts]
         if self.adapter.layouts[layer].kind == "latent":
-            seen = [module.expand_kv(*rows) for rows in seen]
+            seen = [module.expand_kv(*rows) for rows in seen if rows[0].shape[2]]
         keys = torch.cat([*(rows[0] for rows in seen), key], dim=2)
         values = torch.cat([*(rows[1] for rows in seen), value], dim=2)
         return stock(module, query, keys, values, mask, **extra)

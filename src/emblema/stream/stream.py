@@ -601,9 +601,11 @@ def _folder(session: Session) -> Path | None:
 
 
 def _refuse_unreadable(adapter: Adapter) -> None:
-    """Refuse layers on several devices, with a window of their own, or of latent rows that they do not expand."""
+    """Refuse markers that are media, and layers on several devices, with a window, or of latents never expanded."""
     if adapter.sharded:
         raise UnsupportedModelError("the layers are on several devices: load the model on one for streams")
+    if len(adapter.kind.media_tokens(adapter.model.config, "image")) > 1:
+        raise UnsupportedModelError(f"{adapter.family}'s markers of pictures are media tokens: no stream writes them")
     for name, layer, layout in zip(adapter.names, adapter.layers, adapter.layouts, strict=True):
         if (rows := layout.taps or layout.window) is not None:
             raise UnsupportedModelError(f"{name} sees its last {rows} rows only: it cannot read a memory")

@@ -33,7 +33,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What the encoder gave: [media tokens, hidden], and per early decoder layer [media tokens, hidden]."""
+    """What the encoder gave: [media tokens, hidden], and per decoder layer that takes some [media tokens, hidden]."""
 
     media: Tensor
     deepstack: tuple[Tensor, ...] = ()
@@ -114,6 +114,7 @@ class Family:
         time_stamps: a video segment says in its text when it happens.
         full_layers_causal: media tokens of one picture attend each other both ways in sliding layers alone.
         softcap: whether the model squashes its logits by `final_logit_softcapping`.
+        logits_scaling: whether the model divides its logits by `logits_scaling`.
     """
 
     name = "LLaVA"
@@ -123,6 +124,7 @@ class Family:
     time_stamps = False
     full_layers_causal = False
     softcap = False
+    logits_scaling = False
 
     def version(self) -> str:
         """Changes when the way this family is fed changes; part of every chunk's identity."""
@@ -139,6 +141,11 @@ class Family:
             if (found := getattr(config, attribute, None)) is not None:
                 return int(found)
         return None
+
+    def media_tokens(self, config: Any, kind: ChunkKind) -> tuple[int, ...]:
+        """Token ids that `encode` gives rows for: the placeholder, and markers that are not embedded as text."""
+        placeholder = self.placeholder(config, kind)
+        return () if placeholder is None else (placeholder,)
 
     def bidirectional(self, config: Any) -> bool:
         """Return whether media tokens of one picture attend each other both ways."""
@@ -170,8 +177,14 @@ class Family:
         raise MediaError(f"{self.name} takes no audio: `emblema models` lists the families that do.")
 
     def encode(self, model: nn.Module, prepared: Prepared) -> Features:
-        """Run the encoder: features per media token, in token order."""
+        """Run the encoder: features per token of `media_tokens`, in token order."""
         return Features(joined(image_features(model, prepared.features)))
+
+    def decoder_arguments(self, config: Any, visual: Tensor, deepstack: Sequence[Tensor]) -> dict[str, Any]:
+        """Return what the decoder takes beside rows, of which `visual` [rows] bool are media; see `Features`."""
+        if not deepstack or not bool(visual.any()):
+            return {}
+        return {"visual_pos_masks": visual[None], "deepstack_visual_embeds": list(deepstack)}
 
     def wrap(self, kit: Toolkit, kind: ChunkKind, count: int) -> list[int]:
         """Markers around `count` placeholders."""
@@ -204,13 +217,36 @@ def joined(features: Any) -> Tensor:
     return torch.cat([joined(piece) for piece in features], dim=0)
 
 
+def in_token_order(token_ids: Tensor, placeholder: int, media: Tensor, markers: Mapping[int, Tensor]) -> Tensor:
+    """Return rows [media tokens, hidden] of placeholders and of markers, in token order.
+
+    Args:
+        token_ids: [tokens] int64.
+        placeholder: the id that stands for the rows of `media` [placeholders, hidden], one after another.
+        markers: the row [hidden] of each marker.
+    """
+    places = token_ids == placeholder
+    if int(places.sum()) != len(media):
+        return media  # Refused where they are counted.
+    ids = token_ids[torch.isin(token_ids, torch.tensor([placeholder, *markers]))]
+    rows = media.new_empty(len(ids), media.shape[-1])
+    rows[ids == placeholder] = media
+    for marker, row in markers.items():
+        rows[ids == marker] = row.to(rows)
+    return rows
+
+
 def join(pieces: Sequence[Prepared]) -> Prepared:
     """Join pictures to one video chunk; their encoder arguments are stacked."""
     if not pieces:
         raise MediaError("A video segment needs at least one frame.")
     names = pieces[0].features
     features = {name: torch.cat([piece.features[name] for piece in pieces], dim=0) for name in names}
-    return Prepared("video", torch.cat([piece.token_ids for piece in pieces]), features, ())
+    grids, done = [], 0
+    for piece in pieces:
+        grids += [replace(grid, start=grid.start + done) for grid in piece.grid]
+        done += len(piece.token_ids)
+    return Prepared("video", torch.cat([piece.token_ids for piece in pieces]), features, tuple(grids))
 
 
 def tokens(ids: Sequence[int]) -> Tensor:

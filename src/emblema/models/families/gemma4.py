@@ -4,6 +4,7 @@ from typing import Any
 
 from PIL import Image
 
+from emblema.errors import MediaError
 from emblema.kv.chunk import ChunkKind
 from emblema.models.families.base import Family, Prepared, Toolkit, VideoSegment, join, tokens
 
@@ -12,7 +13,7 @@ class Gemma4(Family):
     """Gemma 4 with rows in every layer (26B-A4B, 31B): a frame of a video is a picture behind its time."""
 
     name = "Gemma 4"
-    model_types = ("gemma4",)
+    model_types: tuple[str, ...] = ("gemma4",)
     notes = "in sliding layers a picture's tokens attend each other both ways; heads of two widths; time stamps"
     video = "native"
     time_stamps = True
@@ -41,7 +42,33 @@ class Gemma4(Family):
             pieces.append(Prepared("video", tokens(ids), piece.features))
         return join(pieces)
 
+    def count(self, kit: Toolkit, count: int) -> int:
+        """Return the number of tokens of a picture, which the image processor says."""
+        return count
+
     def _picture(self, kit: Toolkit, image: Image.Image, kind: ChunkKind) -> Prepared:
         batch = kit.images([image])
-        ids = self.wrap(kit, kind, int(batch["num_soft_tokens_per_image"][0]))
+        ids = self.wrap(kit, kind, self.count(kit, int(batch["num_soft_tokens_per_image"][0])))
         return Prepared(kind, tokens(ids), {name: batch[name] for name in ("pixel_values", "image_position_ids")})
+
+
+class Gemma4Unified(Gemma4):
+    """Gemma 4 without an encoder (12B): patches are projected, and attend each other both ways in all layers."""
+
+    name = "Gemma 4 unified"
+    model_types = ("gemma4_unified",)
+    notes = "a picture's tokens attend each other both ways; time stamps; its image processor needs torchvision"
+    full_layers_causal = False
+
+    def count(self, kit: Toolkit, count: int) -> int:
+        """Return the number of tokens of a picture; refuse one that is wider than a sliding layer's window.
+
+        Its tokens attend each other whatever the window, and tables attend none beyond it.
+        """
+        window = int(kit.config.get_text_config().sliding_window)
+        if count > window:
+            raise MediaError(
+                f"A picture of {count} tokens is larger than the window of {window} of the model's sliding layers: "
+                "give its image processor a smaller max_soft_tokens."
+            )
+        return count

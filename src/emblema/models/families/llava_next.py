@@ -12,7 +12,7 @@ class LlavaNext(Family):
     """LLaVA-NeXT (1.6)."""
 
     name = "LLaVA-NeXT"
-    model_types = ("llava_next",)
+    model_types: tuple[str, ...] = ("llava_next",)
     notes = "tiles with newline embeddings, packed by the model"
 
     def prepare_image(self, kit: Toolkit, image: Image.Image) -> Prepared:

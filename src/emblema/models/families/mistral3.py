@@ -1,4 +1,4 @@
-"""Mistral Small 3: patches at their own resolution, a break token after each row."""
+"""Mistral Small 3.1 to 4 and Ministral 3: patches at their own resolution, a break token after each row."""
 
 from PIL import Image
 
@@ -8,11 +8,11 @@ from emblema.models.families.base import Family, Prepared, Toolkit, tokens
 
 
 class Mistral3(Family):
-    """Mistral Small 3.1 and later, with a decoder that does not scale queries by position."""
+    """Mistral Small 3.1 to 4 and Ministral 3, up to where the decoder scales its queries by position."""
 
     name = "Mistral 3"
     model_types = ("mistral3",)
-    notes = "rows of patch tokens with breaks; query scaling by position is refused"
+    notes = "rows of patch tokens with breaks; a prompt ends where queries are scaled by position (8,192 or 16,384)"
 
     def markers(self, kit: Toolkit, kind: ChunkKind) -> tuple[list[int], list[int]]:
         return [], kit.ids("[IMG_END]")
