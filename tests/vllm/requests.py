@@ -7,12 +7,10 @@ import torch
 
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.served.model_spec import ModelSpec
-from emblema.served.request_plan import ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
+from emblema.served.request_plan import NOT_READY, ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
 from emblema.store import Store
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.planner import RequestPlanner
-from emblema.vllm.prompt_reuse import PromptReuse
-from emblema.vllm.step_costs import StepCosts
 from tests.link.pieces import LAYOUTS
 
 SPEC = ModelSpec("test", "f" * 64, LAYOUTS, {}, 1, ((), ()), 1, torch.float32, torch.device("cpu"))
@@ -48,10 +46,12 @@ def zeros(layout: LayerLayout, tokens: int) -> LayerRows:
 
 
 def planner_of(
-    store: Store, strategy: str, costs: StepCosts | None = None, workers: int = 1, reuse: PromptReuse | None = None
+    store: Store, strategy: str, workers: int = 1, least_rows: int = 0, second_pass: str | None = NOT_READY
 ) -> RequestPlanner:
-    """Return the planner of a server whose batch has eight places."""
-    return RequestPlanner(SPEC, store, strategy, True, BatchPlaces(8), workers, costs, reuse)
+    """Return the planner of a server whose batch has eight places; it links whatever it may."""
+    planner = RequestPlanner(SPEC, store, strategy, True, BatchPlaces(8), workers, second_pass=second_pass)
+    planner.least_rows = least_rows
+    return planner
 
 
 def planned(planner: RequestPlanner, name: str, shown: ServedRequest) -> RequestPlan:

@@ -35,7 +35,7 @@ def plugin_options(store: Path, strategy: str = "blind", **extra: Any) -> dict[s
             "kv_connector": "EmblemaConnector",
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"store": str(store), "strategy": strategy, "weigh": False, **extra},
+            "kv_connector_extra_config": {"store": str(store), "strategy": strategy, "least_rows": 0, **extra},
         },
         "ec_transfer_config": dict(ENCODINGS),
         "worker_cls": WORKER,

@@ -1,7 +1,7 @@
 """What is decided of 2,000 random requests to vLLM, as recorded; `python -m tests.vllm.test_decisions` records anew.
 
-Requests come one after another to servers with random costs, bounds and stores: each is planned, and weighed once it is
-known which of its rows the prefix cache has.
+Requests come one after another to servers with random thresholds, bounds and stores: each is planned, and weighed once
+it is known which of its rows the prefix cache has.
 """
 
 import json
@@ -22,10 +22,8 @@ from emblema.served.request_plan import ChunkStubs, MediaItem, RequestPlan, Serv
 from emblema.session.fidelity_logs import FidelityLogs
 from emblema.store import Store
 from emblema.vllm.batch_places import BatchPlaces
-from emblema.vllm.pending_plan import PendingPlan
+from emblema.vllm.plan_maker import PendingPlan
 from emblema.vllm.planner import RequestPlanner
-from emblema.vllm.prompt_reuse import PromptReuse
-from emblema.vllm.step_costs import StepCosts, StepRates
 from tests.link.pieces import LAYERS, LAYOUTS
 from tests.link.test_decisions import RECORDED, digests, words
 from tests.vllm.requests import SPEC, zeros
@@ -64,11 +62,7 @@ def put_pictures(store: Store, spec_of: ChunkStubs) -> dict[str, str]:
 
 
 def server(draws: random.Random, store: Store) -> RequestPlanner:
-    costs = None
-    if draws.random() < 0.8:
-        costs = StepCosts()
-        costs.rates = StepRates(draws.choice((8.0, 64.0, 200.0)), draws.choice((8.0, 32.0)), draws.choice((0.02, 0.5)))
-        costs.fitted, costs.step = draws.random() < 0.5, draws.choice((0.0, 30.0))
+    least_rows = draws.choice((40, 130, 350)) if draws.random() < 0.8 else 0
     second_pass = None if draws.random() < 0.7 else "it may not"
     policy = Policy(
         max_kl=draws.choices((0.05, 0), (9, 1))[0],
@@ -79,9 +73,9 @@ def server(draws: random.Random, store: Store) -> RequestPlanner:
     )
     spec = replace(SPEC, anchor=draws.choice(((), (1, 2))))
     made = RequestPlanner(
-        spec, store, "auto", draws.random() < 0.9, BatchPlaces(8), 1, costs,
-        PromptReuse(draws.random() < 0.5), None, second_pass, policy,
-    )  # fmt: skip
+        spec, store, "auto", draws.random() < 0.9, BatchPlaces(8), 1, draws.random() < 0.5, None, second_pass, policy
+    )
+    made.least_rows = least_rows
     made.readings._stood.extend(draws.random() < 0.9 for _ in range(draws.choice((0, 20))))
     return made
 
@@ -120,8 +114,6 @@ def decided() -> dict[str, object]:
             maker = planner.maker
             assert maker is not None
             ids = put_pictures(store, maker._planning.stubs)
-            for _ in range(draws.choice((0, 40))):
-                maker._sightings.observe(b"", ids.values())
             lost = draws.choice((0.1, 0.4))
             names = "".join(draws.sample(list(SIZES), 3))
             for _ in range(REQUESTS):
@@ -141,8 +133,7 @@ def decided() -> dict[str, object]:
                 plan = maker._make_plan(pending)
                 assert plan is not None
                 before = plan_words(plan)
-                if planner.costs is not None:
-                    planner._weigh(plan, ready, maker)
+                planner._weigh(plan, ready)
                 counts.update(
                     {
                         "plans": 1,

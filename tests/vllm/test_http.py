@@ -87,7 +87,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, bench: Any) -> Path:
 def serve(place: Path, name: str) -> Any:
     more = [*server_options(VLLM), "--dtype", "float32", "--no-enable-prefix-caching"]
     return running(
-        command("reference", place / "store", "auto", more=more, weigh=False), place / f"{name}.log", free_port()
+        command("reference", place / "store", "auto", more=more, least_rows=0), place / f"{name}.log", free_port()
     )
 
 

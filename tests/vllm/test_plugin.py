@@ -25,6 +25,8 @@ from emblema.vllm.plugin import check_version
         ({"store": "x", "memory": 0}, "bytes"),
         ({"store": "x", "canary": 0.05}, "embedded engine"),
         ({"store": "x", "measured": 7}, "fingerprint"),
+        ({"store": "x", "least_rows": -1}, "number of rows"),
+        ({"store": "x", "weigh": False}, "least_rows"),
     ],
 )
 def test_settings_name_what_is_wrong(given: dict[str, object], words: str) -> None:

@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 
-from emblema.vllm.picture_sightings import PictureSightings
-
 FAMILY = "qwen2.5-vl"
 TOLERANCE = 1e-5
 KNOWN = tuple(range(9))
@@ -18,11 +16,7 @@ def served(bench: Any, subjects: Any, tmp_path_factory: pytest.TempPathFactory) 
     return bench.serve(subjects(FAMILY).folder, tmp_path_factory.mktemp("store"), subjects(FAMILY).vocabulary)
 
 
-def test_it_is_read_as_if_the_new_picture_had_been_known(
-    served: Any, subjects: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # As after many prompts that showed each picture.
-    monkeypatch.setattr(PictureSightings, "mean", lambda own, salt: 10.0)
+def test_it_is_read_as_if_the_new_picture_had_been_known(served: Any, subjects: Any) -> None:
     given = subjects(FAMILY).prompt(10, seed=3)
 
     def ask(order: tuple[int, ...], strategy: str, **more: Any) -> Any:

@@ -38,7 +38,7 @@ def application(store: Path) -> dict[str, Any]:
     folder = str(bundled("reference").folder)
     config["model_loading_config"] = {"model_id": "reference", "model_source": folder}
     config["deployment_config"]["num_replicas"] = REPLICAS
-    config["engine_kwargs"]["kv_transfer_config"] = transfer_config(store, "blind", weigh=False)
+    config["engine_kwargs"]["kv_transfer_config"] = transfer_config(store, "blind", least_rows=0)
     config["engine_kwargs"] |= {
         "dtype": "float32", "enforce_eager": True, "block_size": 32, "max_model_len": 4096, "seed": 0,
         "kv_cache_memory_bytes": 64 << 20,

@@ -124,7 +124,6 @@ class RequestPlan:
         remark: why the plan is not what was asked for; None if it is.
         linked: cached rows that were taken so far.
         weighed: whether it was decided if linking pays.
-        trying: whether it is linked to learn what that costs, unless that cannot pay.
         awaits: whether it is to be planned again once what is missing was prefilled alone, as it is then read.
         failed: whether what it takes could not be read or written.
         margin: of an answer that was read, see `Recomputation`; None where none was.
@@ -142,7 +141,6 @@ class RequestPlan:
     awaits: bool = False
     linked: int = field(default=0, init=False)
     weighed: bool = field(default=False, init=False)
-    trying: bool = field(default=False, init=False)
     failed: bool = field(default=False, init=False)
     margin: float | None = field(default=None, init=False)
     ready: int = field(default=0, init=False)

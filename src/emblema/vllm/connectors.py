@@ -14,17 +14,20 @@ import torch
 from torch import Tensor
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
 )
+from vllm.logger import init_logger
 
 from emblema.errors import EmblemaError, UnsupportedModelError
 from emblema.served.captures import CaptureQueue
 from emblema.served.model_spec import ModelSpec, anchor_of, checkpoint_folder, files_fingerprint, model_spec_of
 from emblema.served.settings import PluginSettings
 from emblema.served.shards import ShardStore
+from emblema.served.work_thread import log_failure
 from emblema.store import Store
 from emblema.store.settings import StoreSettings
 from emblema.vllm import attention, internals
@@ -37,15 +40,14 @@ from emblema.vllm.packed_rows import PackedForward
 from emblema.vllm.pages import Pages
 from emblema.vllm.planner import RequestPlanner
 from emblema.vllm.prompt_counts import LinkedCounters, LinkedStats, PromptCounts, StoreMeter, joined
-from emblema.vllm.prompt_reuse import PromptReuse
 from emblema.vllm.question_runs import QuestionRuns
 from emblema.vllm.serving import WORKER
 from emblema.vllm.side_rows import CaptureRuns, StagedPrompts
-from emblema.vllm.step_clock import StepClock
-from emblema.vllm.step_costs import StepCosts
+from emblema.vllm.start_costs import NEVER, StartCosts, measure_costs, placing
 from emblema.vllm.step_metadata import StepMetadata, WorkerReport
 from emblema.vllm.step_rewriter import StepRewriter
 
+_log = init_logger("vllm.emblema")
 PLANNER_BYTES = 256 * 2**20
 """Memory for patches that the planner looks at; it reads no rows."""
 
@@ -66,6 +68,13 @@ class ReportMessage(KVConnectorWorkerMetadata):
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "ReportMessage":
         assert isinstance(other, ReportMessage)
         return ReportMessage(self.report.joined(other.report))
+
+
+@dataclass
+class CostMessage(KVConnectorHandshakeMetadata):
+    """What a worker measured, as vLLM passes it to the scheduler at the server's start."""
+
+    costs: StartCosts
 
 
 class EmblemaConnector(KVConnectorBase_V1):
@@ -110,7 +119,8 @@ class EmblemaConnector(KVConnectorBase_V1):
         self._asleep = False
         self._question_runs: QuestionRuns | None = None
         self._make_readings: Callable[[Any], QuestionRuns] | None = None
-        self._clock: StepClock | None = None
+        self._measure_most = 0
+        self._costs: StartCosts | None = None
         scheduling = role == KVConnectorRole.SCHEDULER
         refusal, spec = internals.unfit(vllm_config, kv_cache_config), None
         if refusal is None:
@@ -148,12 +158,13 @@ class EmblemaConnector(KVConnectorBase_V1):
             settings.capture,
             self._places,
             config.parallel_config.world_size,
-            StepCosts() if settings.weigh else None,
-            PromptReuse(bool(config.cache_config.enable_prefix_caching)),
+            bool(config.cache_config.enable_prefix_caching),
             refusal,
             refusal or internals.unfit_to_read(config),
             measured=settings.measured,
         )
+        if settings.least_rows is not None:
+            self.planner.least_rows = settings.least_rows
 
     def _start_worker(self, settings: PluginSettings, spec: ModelSpec) -> None:
         """Make a worker's side, but for what needs its pages."""
@@ -166,7 +177,8 @@ class EmblemaConnector(KVConnectorBase_V1):
         self._agree = ranks.agree
         size, shares = self._config.cache_config.block_size, ShardStore(store, ranks.own)
         self._make_worker = partial(KVWorker, spec, shares, size, encoder_output, agree=ranks.agree)
-        self._clock = StepClock(spec.device)
+        if settings.least_rows is None and not internals.steps_together(self._config):
+            self._measure_most = int(self._config.scheduler_config.max_num_batched_tokens)
 
     # worker side
 
@@ -196,6 +208,24 @@ class EmblemaConnector(KVConnectorBase_V1):
         staged = StagedPrompts(worker.spec, worker.stager, lambda: worker.pages)
         self._make_readings = readings
 
+    def measure(self, forward: Callable[[int], object]) -> None:
+        """Measure what linking has to save, before any request is there, unless the operator says it.
+
+        Args:
+            forward: runs a forward of so many rows.
+        """
+        worker = self.kv_worker
+        if worker is None or not self._measure_most:
+            return
+        try:
+            place = placing(worker.spec, worker.pages, self._config.cache_config.block_size)
+            self._costs = measure_costs(forward, place, self._measure_most, self._agree, worker.spec.device)
+        except Exception as error:
+            log_failure("what linking costs was not measured", error)
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        return None if self._costs is None else CostMessage(self._costs)
+
     @contextmanager
     def rewrites(self, output: Any, step: StepMetadata, model: Callable[[], Any]) -> Iterator[Any]:
         """Have a step (`SchedulerOutput`) as the model's runner is to see it, for as long as the runner works on it.
@@ -205,26 +235,20 @@ class EmblemaConnector(KVConnectorBase_V1):
             step: what the scheduler's side says of it.
             model: returns vLLM's.
         """
-        if self.kv_worker is None or self._rewriter is None or self._clock is None:
+        if self.kv_worker is None or self._rewriter is None:
             yield output
             return
-        for work, seconds in self._clock.take():
-            self.kv_worker.observe_step(work, seconds)
         self.kv_worker.begin_step(step)
         if self._asleep or self.kv_worker.stopped:
             self.kv_worker.give_up([*self._capture_runs.drop(), *step.captures])
         else:
             self._capture_runs.add(step.captures)
-        self._clock.begin()
         if step.readings and self._question_runs is None and self._make_readings is not None:
             self._question_runs = self._make_readings(model())
             self._rewriter.add_side(self._question_runs)
         if self._question_runs is not None:
             self._question_runs.begin_step(step, internals.ScheduledStep.of(output).ended)
-        rewritten = self._rewriter.rewrite(output, step)
-        yield rewritten.output
-        if rewritten.work.rows:
-            self._clock.end(rewritten.work)
+        yield self._rewriter.rewrite(output, step)
 
     def give_up_captures(self, asleep: bool) -> None:
         """Prefill nothing alone while the worker sleeps; what is under way is given up."""
@@ -288,6 +312,25 @@ class EmblemaConnector(KVConnectorBase_V1):
         # Rows to which vLLM gives one name in its prefix cache.
         self._hash_block_size = gpu_block_pool.hash_block_size
         self.captures.bind_pool(gpu_block_pool)
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
+        """Take what the workers measured at the server's start, and say what it links."""
+        costs = [each.costs for each in metadata.values() if isinstance(each, CostMessage)]
+        planner = self._planner
+        if costs:
+            planner.least_rows = max(each.least_rows for each in costs)
+        if planner.spec is not None:
+            _log.info("emblema: %s", self._describe(planner, costs))
+
+    def _describe(self, planner: RequestPlanner, costs: list[StartCosts]) -> str:
+        """Return one line on what this server links."""
+        least = planner.least_rows
+        rule = "never" if least >= NEVER else f"where each run of rows that is taken saves {least} rows or more"
+        own = planner.spec
+        how = f"measured: {costs[0]}" if costs else "given, or not measured"
+        lanes = "leading, patch" if planner.second_pass is not None else "leading, patch, query"
+        model = "" if own is None else f"{own.version} {own.fingerprint[:8]}"
+        return f"{model} is linked by lanes {lanes}; auto links {rule} ({how})"
 
     def on_new_request(self, request: Any) -> None:
         if self._requests:

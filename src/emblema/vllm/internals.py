@@ -316,8 +316,8 @@ class RunnerRequests:
         inputs: Mapping[str, list[int]],
         ended: Collection[str],
         freed: Collection[str],
-    ) -> tuple[SchedulerOutput, int]:
-        """Return a step as the runner is to see it, and how many requests are new in it.
+    ) -> SchedulerOutput:
+        """Return a step as the runner is to see it.
 
         Args:
             output: the scheduler's.
@@ -329,7 +329,7 @@ class RunnerRequests:
             freed: names of pictures whose encoder outputs nobody needs any more.
         """
         new, cached = self._requests(output, own)
-        made = replace(
+        return replace(
             output,
             scheduled_new_reqs=[*new, *virtual],
             scheduled_cached_reqs=cached,
@@ -339,7 +339,6 @@ class RunnerRequests:
             finished_req_ids=output.finished_req_ids | set(ended),
             free_encoder_mm_hashes=[*output.free_encoder_mm_hashes, *sorted(freed)],
         )
-        return made, len(new) + len(virtual)
 
     def _requests(
         self, output: SchedulerOutput, own: Mapping[str, int]

@@ -21,7 +21,6 @@ from emblema.served.shards import ShardStore
 from emblema.served.staging import RowStager, StagingOrder
 from emblema.served.work_thread import log_failure
 from emblema.vllm.pages import Pages
-from emblema.vllm.step_costs import StepWork
 from emblema.vllm.step_metadata import RowLoad, StepMetadata, WorkerReport
 
 _log = logging.getLogger(__name__)
@@ -169,10 +168,6 @@ class KVWorker:
         """
         staged = self.stager.get(request_id, STAGING_SECONDS)
         return {} if staged is None else staged.encodings
-
-    def observe_step(self, work: StepWork, seconds: float) -> None:
-        """Report what an earlier step did and how long it took."""
-        self._report.steps.append((work, seconds))
 
     def take_report(self) -> WorkerReport:
         """Return what was done since the last call."""

@@ -1,27 +1,49 @@
 """Plans of requests, made on a thread of their own, which alone reads the store."""
 
 import logging
+import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from emblema.latest import LatestDict
+from emblema.link.policy.expectations import Costs
 from emblema.link.policy.policy import Policy
-from emblema.link.prompt import Prompt
 from emblema.served.measurements import LaneMeasurements
 from emblema.served.model_spec import ModelSpec
-from emblema.served.request_plan import RequestPlan, RequestPlanning
+from emblema.served.request_plan import RequestPlan, RequestPlanning, ServedRequest
 from emblema.served.work_thread import WorkThread
 from emblema.store import Store
-from emblema.vllm.pending_plan import PendingPlan
-from emblema.vllm.picture_sightings import PictureSightings
-from emblema.vllm.prompt_reuse import PromptReuse
-from emblema.vllm.step_costs import PromptCosts, StepCosts
 
 _log = logging.getLogger(__name__)
 REMEMBERED_NAMES = 2**16
 CLOSING_SECONDS = 1.0
 """How long closing waits for the thread."""
+
+
+@dataclass(slots=True, eq=False)
+class PendingPlan:
+    """A plan that is being made.
+
+    Attributes:
+        request: what is planned.
+        done: set once `plan` is there.
+        plan: the plan; None for a request that is not linked.
+        asked: when the scheduler first wanted it, in monotonic seconds; None before.
+        awaited: since when it waits for pictures that are prefilled alone; None where it does not.
+        replans: how often it was planned again.
+        again: when it may be.
+        final: whether it waits for no picture any more.
+    """
+
+    request: ServedRequest
+    done: threading.Event = field(default_factory=threading.Event)
+    plan: RequestPlan | None = None
+    asked: float | None = None
+    awaited: float | None = None
+    replans: int = 0
+    again: float = 0.0
+    final: bool = False
 
 
 class PlanMaker:
@@ -31,18 +53,15 @@ class PlanMaker:
         spec: of the model.
         store: is only read here.
         strategy: for requests that name none.
-        forms: whether patches are formed of what is computed plainly.
-        costs: what linking costs here; None where `auto` links whatever it may.
-        reuse: what prompts leave to later ones.
+        forms: whether chunks are captured, and patches formed, of what the server computes.
+        costs: returns what linking is expected to cost, and whether a prompt may wait for captures, as it is told.
         second_pass: why no plan with a second pass can be carried out; None where it can.
         policy: the bounds of `auto`.
-        unsure: share of prompts that were computed in full after they were read.
         log_once: logs a line, once.
         measured: the model in whose name lanes were measured; empty for `spec`'s.
 
     Attributes:
         memory: what is known of the store.
-        policy: the bounds of `auto`.
     """
 
     def __init__(
@@ -51,22 +70,18 @@ class PlanMaker:
         store: Store,
         strategy: str,
         forms: bool,
-        costs: StepCosts | None,
-        reuse: PromptReuse,
+        costs: Callable[[bool], Costs],
         second_pass: str | None,
         policy: Policy,
-        unsure: Callable[[Prompt], float],
         log_once: Callable[[str], None],
         measured: str = "",
     ) -> None:
         self._planning = RequestPlanning(spec, store, strategy, log_once, policy, second_pass)
-        self._forms, self._costs, self._reuse, self.policy = forms, costs, reuse, policy
-        self._unsure, self._log_once = unsure, log_once
+        self._forms, self._costs, self._log_once = forms, costs, log_once
         self.memory = self._planning.memory
         self._measured = LaneMeasurements(store, measured or spec.fingerprint)
         # By vLLM's name of a picture, the digest of what was shown under it; empty where that was not always the same.
         self._names: LatestDict[str, str] = LatestDict(REMEMBERED_NAMES)
-        self._sightings = PictureSightings()
         self._thread = WorkThread("emblema-plan", "a request could not be planned")
 
     def close(self) -> None:
@@ -93,25 +108,8 @@ class PlanMaker:
         if refusal is not None:
             self._log_once(f"a request is computed plainly: {refusal}")
             return None
-        salt, auto = request.store_salt, self._planning.strategy_of(request) == "auto"
-        if pending.trying is None:
-            pending.trying = self._costs is not None and auto and self._costs.due()
-        first = pending.awaited is None
         captures = self._forms and not pending.final and request.options.get("capture", True) is True
-        costs = self.costs(salt, pending.trying)
-        if captures:
-            costs = replace(costs, sightings=self._sightings.mean(salt))
-        plan = self._planning.plan(request, costs, self._measured.of(salt))
-        plan.trying = pending.trying
-        if first:
-            self._sightings.observe(salt, (chunk.id for _, chunk in plan.prompt.chunk_segments))
-        if self._costs is not None and (plan.awaits or (plan.plan.decisions and plan.cached.spans)):
-            self._costs.tried()
-        return plan
-
-    def costs(self, salt: bytes, trying: bool) -> PromptCosts:
-        """Return what linking is expected to cost a tenant's prompt, as far as is known now; any thread may ask."""
-        return PromptCosts(self._costs, self._reuse.uses(salt), self._unsure, trying=trying)
+        return self._planning.plan(request, self._costs(captures), self._measured.of(request.store_salt))
 
     def _is_name_of(self, identifier: str, digest: str) -> bool:
         """Return whether all that was shown under a name was the same, as far as is remembered.

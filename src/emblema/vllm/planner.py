@@ -9,18 +9,18 @@ from itertools import count
 from emblema.latest import LatestDict
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.decide import COSTS_MORE
+from emblema.link.policy.expectations import openings_of
 from emblema.link.policy.policy import Policy
+from emblema.link.prompt import Prompt
 from emblema.served.model_spec import ModelSpec
 from emblema.served.request_plan import NOT_READY, RequestPlan, ServedRequest
 from emblema.served.request_report import report_of
+from emblema.served.row_threshold import DEFAULT_ROWS, RowThreshold
 from emblema.store import Store
 from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.encoded_pictures import EncodedPictures
-from emblema.vllm.pending_plan import PendingPlan, Staging
-from emblema.vllm.plan_maker import PlanMaker
-from emblema.vllm.prompt_reuse import PromptReuse
+from emblema.vllm.plan_maker import PendingPlan, PlanMaker
 from emblema.vllm.readings import QuestionReader
-from emblema.vllm.step_costs import StepCosts
 from emblema.vllm.step_metadata import (
     PatchCapture,
     RowLoad,
@@ -44,7 +44,7 @@ CAPTURING_SECONDS, MOST_CAPTURING_SECONDS = 3.0, 30.0
 most: of many that come at once each waits for the pictures of those before it, as it would for their rows."""
 REPLANNING_SECONDS, MOST_REPLANS = 0.02, 25
 """How soon and how often a request is planned again once its pictures were, as they may not be stored yet."""
-REMEMBERED_CAPTURES = 4096
+REMEMBERED_CAPTURES, REMEMBERED_OPENINGS = 4096, 2**16
 STAGING_SECONDS = 1.0
 """How long a request waits until all workers have read what it takes; it is computed plainly after that."""
 
@@ -55,6 +55,25 @@ class LinkCounts:
 
     linked_tokens: int = 0
     linked_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Staging:
+    """What a request takes, on its way into the memory of all workers.
+
+    Attributes:
+        number: of the order.
+        ordered: when, in monotonic seconds.
+        missing: how many workers have not reported it.
+        stepped: whether a step has taken some of it.
+        stand_in: whether the last step computed a row in place of taking it.
+    """
+
+    number: int
+    ordered: float
+    missing: int
+    stepped: bool = False
+    stand_in: bool = False
 
 
 class RequestPlanner:
@@ -70,14 +89,15 @@ class RequestPlanner:
         forms: whether patches are formed of what is computed plainly.
         places: of the batch.
         workers: how many report what is staged.
-        costs: what linking costs here; None where `auto` links whatever it may.
-        reuse: what prompts leave to later ones; with a prefix cache where None.
+        shared: whether vLLM's prefix cache is on.
         refusal: why there is no spec, for the log.
         second_pass: why no plan with a second pass can be carried out; None where it can.
         policy: the bounds of `auto`.
         measured: the model in whose name the embedded engine measured lanes; empty for the served one's own.
 
     Attributes:
+        least_rows: see `RowThreshold.rows`.
+        second_pass: why no plan with one can be carried out; None where it can.
         maker: makes the plans; None without a spec.
         encoded: pictures whose encoder outputs vLLM has.
     """
@@ -90,16 +110,15 @@ class RequestPlanner:
         forms: bool,
         places: BatchPlaces,
         workers: int = 1,
-        costs: StepCosts | None = None,
-        reuse: PromptReuse | None = None,
+        shared: bool = True,
         refusal: str | None = None,
         second_pass: str | None = NOT_READY,
         policy: Policy | None = None,
         measured: str = "",
     ) -> None:
         self.spec = spec
-        self.costs, self._reuse = costs, reuse or PromptReuse(shared=True)
-        self.policy = policy or Policy()
+        self.least_rows, self._shared = DEFAULT_ROWS, shared
+        self.policy, self.second_pass = policy or Policy(), second_pass
         self._store, self._forms, self._places, self._workers = store, forms, places, workers
         self.readings, self.encoded = QuestionReader(workers, places), EncodedPictures()
         self.maker: PlanMaker | None = None
@@ -109,11 +128,9 @@ class RequestPlanner:
                 store,
                 strategy,
                 forms,
-                costs,
-                self._reuse,
+                self.costs,
                 second_pass,
                 self.policy,
-                self.readings.unsure_share,
                 self._log_once,
                 measured,
             )
@@ -135,6 +152,8 @@ class RequestPlanner:
         self._captured: LatestDict[str, None] = LatestDict(REMEMBERED_CAPTURES)
         # When the last of them was ready, in monotonic seconds.
         self._last_capture = 0.0
+        # Beginnings of prompts of which the prefix cache has nothing, as the last prompt with each was linked.
+        self._linked: LatestDict[bytes, None] = LatestDict(REMEMBERED_OPENINGS)
         if refusal is not None:
             self._log_once(f"every prompt is computed plainly: {refusal}")
 
@@ -258,8 +277,7 @@ class RequestPlanner:
             staging = None
         if staging is None:
             plan.restart(ready)
-            if self.costs is not None and self.maker is not None:
-                self._weigh(plan, ready, self.maker)
+            self._weigh(plan, ready)
             self._check_places(plan, ready)
             if self._order(request_id, plan, ready):
                 return False
@@ -310,22 +328,49 @@ class RequestPlanner:
         if self._stagings.pop(request_id, None) is not None and self._orders.pop(request_id, None) is None:
             self._dropped.append(request_id)
 
-    def _weigh(self, plan: RequestPlan, ready: int, maker: PlanMaker) -> None:
-        """Have a prompt computed, if `auto` planned it and linking is not expected to pay; decided once a prompt."""
+    def _weigh(self, plan: RequestPlan, ready: int) -> None:
+        """Have a prompt computed, if `auto` planned it and linking does not pay; decided once a prompt."""
         if plan.weighed:
             return
         plan.weighed = True
-        salt, again = plan.request.store_salt, plan.plan.recomputation
-        if plan.plan.decisions and plan.cached.spans:
-            costs, left = maker.costs(salt, plan.trying), None if again is None else again.after(ready)
-            if left is not None and plan.reads(ready):
-                rows = sum(stop - start for start, stop in left.candidates)
+        again, spans = plan.plan.recomputation, plan.cached.spans
+        if plan.plan.decisions and spans and self.least_rows > 0:
+            found, costs = self._found(plan.prompt, ready), self.costs()
+            if again is not None and plan.reads(ready):
+                left = again.after(found)
+                rows = 0 if left is None else sum(stop - start for start, stop in left.candidates)
                 pays = costs.second_pass_pays(plan.prompt, rows, self.policy.query_share)
             else:
-                pays = costs.spans_pay(plan.cached, plan.prompt, ready)
+                pays = costs.runs_pay(spans, found)
             if not pays:
                 plan.decline(COSTS_MORE)
-        self._reuse.observe(salt, plan.prompt, ready, plan.cached.private_from(ready) is not None)
+        if self._shared:
+            self._note_openings(plan, ready)
+
+    def _found(self, prompt: Prompt, ready: int) -> int:
+        """Return how many rows the prefix cache has of a prompt, or would have, had prompts before it been computed.
+
+        So a prompt that begins as a linked one did is computed, and those that go on from it find its rows.
+        """
+        ends = zip(prompt.chunk_segments, openings_of(prompt), strict=True)
+        return max([ready, *(segment.stop for (segment, _), opening in ends if opening in self._linked)])
+
+    def _note_openings(self, plan: RequestPlan, ready: int) -> None:
+        """Note which beginnings of a prompt the prefix cache will have."""
+        private = plan.cached.private_from(ready)
+        for (segment, _), opening in zip(plan.prompt.chunk_segments, openings_of(plan.prompt), strict=True):
+            if private is not None and segment.stop > private:
+                self._linked[opening] = None
+            else:
+                self._linked.pop(opening, None)
+
+    def costs(self, captures: bool = False) -> RowThreshold:
+        """Return what linking is expected to cost; any thread may ask.
+
+        Args:
+            captures: whether a prompt may wait for pictures that are prefilled alone.
+        """
+        return RowThreshold(self.least_rows, self.readings.unsure_share, captures)
 
     def note(self, report: WorkerReport) -> None:
         """Take what the workers report."""
@@ -345,9 +390,6 @@ class RequestPlanner:
         for name in report.failed:
             self._fail(name)
         self.readings.note(report)
-        if self.costs is not None:
-            for work, seconds in report.steps:
-                self.costs.observe_step(work, seconds)
 
     def _fail(self, request_id: str) -> None:
         plan = self._plans.get(request_id)

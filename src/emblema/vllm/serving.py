@@ -44,7 +44,9 @@ def check_installed() -> None:
         )
 
 
-def transfer_config(store: Path, strategy: str = "auto", capture: bool = True, weigh: bool = True) -> dict[str, object]:
+def transfer_config(
+    store: Path, strategy: str = "auto", capture: bool = True, least_rows: int | None = None
+) -> dict[str, object]:
     """Return the value of `--kv-transfer-config`; the arguments are those of `PluginSettings`.
 
     Raises:
@@ -53,8 +55,8 @@ def transfer_config(store: Path, strategy: str = "auto", capture: bool = True, w
     from emblema.served.settings import PluginSettings
 
     extra: dict[str, object] = {"store": str(store), "strategy": strategy, "capture": capture}
-    if not weigh:
-        extra["weigh"] = False
+    if least_rows is not None:
+        extra["least_rows"] = least_rows
     PluginSettings.read(extra)
     return {
         "kv_connector": "EmblemaConnector",
@@ -70,13 +72,13 @@ def command(
     strategy: str = "auto",
     capture: bool = True,
     more: Sequence[str] = (),
-    weigh: bool = True,
+    least_rows: int | None = None,
 ) -> list[str]:
     """Return the command line of a server; without a store that of plain vLLM.
 
     Args:
         more: options for vLLM itself.
-        weigh: whether `auto` links only what is expected to pay.
+        least_rows: as in `PluginSettings`.
 
     Raises:
         EmblemaError: vLLM is not installed here.
@@ -87,7 +89,7 @@ def command(
     source = model_source(model)
     line = [sys.executable, "-m", MODULE, "--model", source, "--served-model-name", model]
     if store is not None:
-        config = json.dumps(transfer_config(store, strategy, capture, weigh))
+        config = json.dumps(transfer_config(store, strategy, capture, least_rows))
         line += ["--kv-transfer-config", config, "--ec-transfer-config", json.dumps(ENCODINGS)]
         line += ["--worker-cls", WORKER]
     defaults = {**(DEFAULTS if store is not None else {}), **(BUNDLED_DEFAULTS if model in BUNDLED else {})}

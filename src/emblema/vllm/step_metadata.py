@@ -12,7 +12,6 @@ from emblema.models.noting import QuestionReadings
 from emblema.served.captures import ChunkCapture
 from emblema.served.request_plan import PatchNeed
 from emblema.served.staging import StagingOrder
-from emblema.vllm.step_costs import StepWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +180,6 @@ class WorkerReport:
         questions: what questions attend, by request.
         margins: of readings that ended, by request, as one worker saw it: by how much the probabilities of the two
             likeliest first tokens differ.
-        steps: what earlier steps did, and the seconds that they took on one worker.
     """
 
     staged: dict[int, int] = field(default_factory=dict)
@@ -191,13 +189,12 @@ class WorkerReport:
     failed: set[str] = field(default_factory=set)
     questions: dict[str, QuestionReport] = field(default_factory=dict)
     margins: dict[str, float] = field(default_factory=dict)
-    steps: list[tuple[StepWork, float]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return self != WorkerReport()
 
     def joined(self, other: "WorkerReport") -> "WorkerReport":
-        """Return the report of both; seconds are those of the first."""
+        """Return the report of both."""
 
         def added(one: dict[Any, int], two: dict[Any, int]) -> dict[Any, int]:
             return {key: one.get(key, 0) + two.get(key, 0) for key in one | two}
@@ -210,7 +207,6 @@ class WorkerReport:
             self.failed | other.failed,
             _joined(self.questions, other.questions),
             other.margins | self.margins,
-            self.steps or other.steps,
         )
 
 

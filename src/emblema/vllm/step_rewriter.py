@@ -8,7 +8,6 @@ before them, in one forward.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -16,19 +15,10 @@ from torch import Tensor
 from emblema.link.prompt import Rows
 from emblema.vllm.internals import RunnerRequests, ScheduledStep, virtual_request
 from emblema.vllm.side_rows import SideRows, SideRun
-from emblema.vllm.step_costs import StepWork
 from emblema.vllm.step_metadata import RowLoad, StepMetadata
 
 WriteRows = Callable[[Sequence[RowLoad], Mapping[str, Sequence[int]]], bool]
 """Writes the rows that a step takes into requests' pages, on all workers or on none; returns whether it did."""
-
-
-@dataclass(frozen=True, slots=True)
-class RewrittenStep:
-    """A step as the runner gets it (vLLM's `SchedulerOutput`), and what it does."""
-
-    output: Any
-    work: StepWork
 
 
 class StepRewriter:
@@ -63,8 +53,8 @@ class StepRewriter:
         self._own: set[str] = set()
         self._unneeded: set[str] = set()
 
-    def rewrite(self, output: Any, step: StepMetadata) -> RewrittenStep:
-        """Return a step of the scheduler as the runner is to see it."""
+    def rewrite(self, output: Any, step: StepMetadata) -> Any:
+        """Return a step of the scheduler (vLLM's `SchedulerOutput`) as the runner is to see it."""
         scheduled = ScheduledStep.of(output)
         self._requests.follow(output)
         self._unencoded.difference_update(scheduled.freed)
@@ -93,11 +83,7 @@ class StepRewriter:
         unneeded, self._unneeded = self._unneeded, set()
         ended, self._ended = self._ended, set(added)
         rows |= added
-        rewritten, requests = self._requests.rewritten(output, own, virtual, rows, inputs, ended, unneeded)
-        taken = sum(stop - start for load in loads.values() for start, stop in load.taken)
-        taken += sum(stop - start for order in step.readings for start, stop in order.taken)
-        work = StepWork(sum(rows.values()), requests, len(loads) + len(step.readings), taken)
-        return RewrittenStep(rewritten, work)
+        return self._requests.rewritten(output, own, virtual, rows, inputs, ended, unneeded)
 
     def _written(self, step: StepMetadata, scheduled: ScheduledStep) -> dict[str, RowLoad]:
         """Write the rows that a step takes, and return what was written, by request."""

@@ -55,17 +55,20 @@ NAMES: tuple[NamesOf, ...] = (
         "req_ids resumed_req_ids new_token_ids new_block_ids num_computed_tokens num_output_tokens",
         private=False,
     ),
+    names_of("vllm.v1.worker.gpu_model_runner", "GPUModelRunner", "_dummy_run"),
     names_of("vllm.v1.worker.worker_base", "WorkerBase", "execute_model sample_tokens", private=False),
     names_of(
         "vllm.v1.worker.gpu_worker", "Worker",
-        "start_weight_update reload_weights reset_weights sleep wake_up reset_encoder_cache", private=False,
+        "start_weight_update reload_weights reset_weights sleep wake_up reset_encoder_cache "
+        "get_kv_connector_handshake_metadata", private=False,
     ),
     names_of(
         "vllm.distributed.kv_transfer.kv_connector.v1.base", "KVConnectorBase_V1",
         "register_kv_caches wait_for_save build_connector_worker_meta build_connector_meta update_connector_output "
         "get_num_new_matched_tokens update_state_after_alloc get_transfer_results on_new_request request_finished "
         "bind_gpu_block_pool bind_kv_cache_manager "
-        "has_pending_push_work get_kv_connector_stats _get_connector_metadata",
+        "has_pending_push_work get_kv_connector_stats _get_connector_metadata get_handshake_metadata "
+        "set_xfer_handshake_metadata",
         private=False,
     ),
     names_of(

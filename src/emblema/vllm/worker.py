@@ -31,6 +31,12 @@ class EmblemaWorker(Worker):
             return self.sample_tokens(None)
         return result
 
+    def get_kv_connector_handshake_metadata(self) -> Any:
+        connector = _connector()
+        if connector is not None:
+            connector.measure(self.model_runner._dummy_run)
+        return super().get_kv_connector_handshake_metadata()
+
     def start_weight_update(self) -> None:
         self._stop_linking()
         super().start_weight_update()
