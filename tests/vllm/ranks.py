@@ -72,7 +72,7 @@ def computed(worker: Any) -> int:
 
         def rewrite(output: Any, step: Any) -> Any:
             made = stock(output, step)
-            rewriter.rows += made.output.total_num_scheduled_tokens
+            rewriter.rows += made.total_num_scheduled_tokens
             return made
 
         rewriter.rewrite = rewrite

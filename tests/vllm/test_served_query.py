@@ -50,7 +50,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
     def counted(own: StepRewriter, output: Any, step: Any) -> Any:
         made = rewrite(own, output, step)
-        seen.steps.append((made.output.total_num_scheduled_tokens, len(made.output.num_scheduled_tokens)))
+        seen.steps.append((made.total_num_scheduled_tokens, len(made.num_scheduled_tokens)))
         return made
 
     def noted(again: Any, scores: Tensor) -> Tensor:

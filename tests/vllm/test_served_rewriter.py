@@ -97,11 +97,10 @@ def test_taken_rows_leave_a_new_request_s_step(second: bool) -> None:
     given = step({"a": 24, "b": 5}, [new("a", 24, picture("p", 2, 8), picture("q", 12, 8)), new("b", 5)],
                  encode={"a": [0, 1]})  # fmt: skip
     made = rewriter.rewrite(given, StepMetadata(loads=(LOAD,)))
-    assert rows_of(made.output) == {"a": (20, 24), "b": (0, 5), "a\0gap-0": (0, 2), "a\0gap-1": (10, 12)}
+    assert rows_of(made) == {"a": (20, 24), "b": (0, 5), "a\0gap-0": (0, 2), "a\0gap-1": (10, 12)}
     assert worker.written == [("a", LOAD.taken, [7, 8])]
-    assert made.output.scheduled_encoder_inputs == {} and worker.handed == []
-    assert (made.work.rows, made.work.requests, made.work.loads, made.work.taken) == (13, 4, 1, 16)
-    virtual = made.output.scheduled_new_reqs[-1]
+    assert made.scheduled_encoder_inputs == {} and worker.handed == []
+    virtual = made.scheduled_new_reqs[-1]
     assert virtual.block_ids == ([7, 8],) and virtual.prefill_token_ids == list(range(24))
     assert given.num_scheduled_tokens == {"a": 24, "b": 5} and len(given.scheduled_new_reqs) == 2, "the scheduler's own"
     # They end with the step.
@@ -116,7 +115,7 @@ def test_a_running_request_goes_on_where_its_own_rows_begin(second: bool) -> Non
     rewriter.rewrite(step({"a": 4}, [new("a", 24, picture("p", 12, 8))]), StepMetadata())
     load = RowLoad("a", ((12, 20),), ((4, 12), (20, 24)))
     given = step({"a": 20, "b": 1}, [new("b", 1)], cached(("a", 4, [9])), {"a": [0]})
-    made = rewriter.rewrite(given, StepMetadata(loads=(load,))).output
+    made = rewriter.rewrite(given, StepMetadata(loads=(load,)))
     assert rows_of(made) == {"a": (20, 24), "b": (0, 1), "a\0gap-0": (4, 12)}
     shown = {data.req_id: data for data in made.scheduled_new_reqs}
     assert shown["a\0gap-0"].block_ids == ([7, 8, 9],) and worker.written == [("a", ((12, 20),), [7, 8, 9])]
@@ -132,7 +131,7 @@ def test_a_request_that_comes_back_has_its_new_pages() -> None:
     rewriter.rewrite(step({"a": 24}, [new("a", 24, picture("p", 2, 8))]), StepMetadata())
     rewriter.rewrite(step({}, preempted_req_ids={"a"}), StepMetadata())
     back = step({"a": 24}, running=cached(("a", 0, [3, 4]), resumed=frozenset("a")))
-    made = rewriter.rewrite(back, StepMetadata(loads=(LOAD,))).output
+    made = rewriter.rewrite(back, StepMetadata(loads=(LOAD,)))
     assert worker.written == [("a", LOAD.taken, [3, 4])] and rows_of(made)["a"] == (20, 24)
 
 
@@ -142,7 +141,7 @@ def test_what_cannot_be_written_is_computed(copies: bool) -> None:
     given = step({"a": 24}, [new("a", 24, picture("p", 2, 8))], encode={"a": [0]})
     if copies:
         given = replace(given, kv_cache_block_copies=[(1, 2)])
-    made = worker.rewriter().rewrite(given, StepMetadata(loads=(LOAD,))).output
+    made = worker.rewriter().rewrite(given, StepMetadata(loads=(LOAD,)))
     assert rows_of(made) == {"a": (0, 24)} and made.scheduled_encoder_inputs == {"a": [0]}
 
 
@@ -151,19 +150,19 @@ def test_a_picture_that_was_left_out_is_encoded_when_a_row_needs_it() -> None:
     rewriter = worker.rewriter()
     whole = RowLoad("a", ((2, 10),), ((0, 2), (10, 24)))
     known = [new("a", 24, picture("p", 2, 8))]
-    assert rewriter.rewrite(step({"a": 24}, known, encode={"a": [0]}), StepMetadata(loads=(whole,))).output \
+    assert rewriter.rewrite(step({"a": 24}, known, encode={"a": [0]}), StepMetadata(loads=(whole,))) \
         .scheduled_encoder_inputs == {}  # fmt: skip
     # The scheduler takes it to be encoded, and asks no more.
     other = [new("b", 12, picture("p", 1, 8)), new("c", 12, picture("p", 1, 8))]
-    made = rewriter.rewrite(step({"b": 12, "c": 12}, other), StepMetadata()).output
+    made = rewriter.rewrite(step({"b": 12, "c": 12}, other), StepMetadata())
     assert made.scheduled_encoder_inputs == {"b": [0]}, "once"
-    again = rewriter.rewrite(step({"d": 12}, [new("d", 12, picture("p", 1, 8))]), StepMetadata()).output
+    again = rewriter.rewrite(step({"d": 12}, [new("d", 12, picture("p", 1, 8))]), StepMetadata())
     assert again.scheduled_encoder_inputs == {}
     # Left out once more, and freed by the scheduler: it will schedule it again itself.
     rewriter.rewrite(step({"e": 24}, [new("e", 24, picture("q", 2, 8))], encode={"e": [0]}),
                      StepMetadata(loads=(replace(whole, request_id="e"),)))  # fmt: skip
     freed = step({"f": 12}, [new("f", 12, picture("q", 1, 8))], encode={"f": [0]}, freed=["q"])
-    assert rewriter.rewrite(freed, StepMetadata()).output.scheduled_encoder_inputs == {"f": [0]}
+    assert rewriter.rewrite(freed, StepMetadata()).scheduled_encoder_inputs == {"f": [0]}
 
 
 def test_a_staged_encoding_is_handed_over_in_place_of_a_run() -> None:
@@ -172,7 +171,7 @@ def test_a_staged_encoding_is_handed_over_in_place_of_a_run() -> None:
     load = RowLoad("a", ((6, 10),), ((0, 6), (10, 24)))
     given = step({"a": 24}, [new("a", 24, picture("p", 2, 8), picture("p", 12, 8), picture("r", 20, 2))],
                  encode={"a": [0, 2]})  # fmt: skip
-    made = rewriter.rewrite(given, StepMetadata(loads=(load,))).output
+    made = rewriter.rewrite(given, StepMetadata(loads=(load,)))
     assert worker.handed == ["p"] and made.scheduled_encoder_inputs == {"a": [2]}
 
 
@@ -190,7 +189,7 @@ def test_captures_take_what_room_a_step_has() -> None:
     encoded: list[list[int]] = []
     freed: list[str] = []
     for rows, slots in ((12, 3), (0, 3), (12, 1), (12, 3), (12, 3)):
-        made = rewriter.rewrite(step({}), StepMetadata(side_rows=rows, side_slots=slots)).output
+        made = rewriter.rewrite(step({}), StepMetadata(side_rows=rows, side_slots=slots))
         seen.append({name.partition("-")[0][-7:]: rows for name, rows in rows_of(made).items()})
         encoded += made.scheduled_encoder_inputs.values()
         freed += made.free_encoder_mm_hashes
@@ -254,7 +253,7 @@ def test_every_row_of_a_step_is_written_or_computed_once(data: st.DataObject) ->
                 first.append(new(name, 40, picture(name, 0, 1)))
         running = cached(*((name, done[name], None) for name in counts if done[name]))
         worker.written.clear()
-        made = rewriter.rewrite(step(counts, first, running), StepMetadata(loads=tuple(loads))).output
+        made = rewriter.rewrite(step(counts, first, running), StepMetadata(loads=tuple(loads)))
         computed: dict[str, list[int]] = {name: [] for name in counts}
         for name, (start, stop) in rows_of(made).items():
             computed[name.partition("\0")[0]] += range(start, stop)
