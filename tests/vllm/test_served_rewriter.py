@@ -105,7 +105,7 @@ def test_taken_rows_leave_a_new_request_s_step(second: bool) -> None:
     assert given.num_scheduled_tokens == {"a": 24, "b": 5} and len(given.scheduled_new_reqs) == 2, "the scheduler's own"
     # They end with the step.
     after = rewriter.rewrite(step({"a": 1}, running=cached(("a", 24, None))), StepMetadata())
-    assert after.output.finished_req_ids == {"a\0gap-0", "a\0gap-1"} and rows_of(after.output) == {"a": (24, 25)}
+    assert after.finished_req_ids == {"a\0gap-0", "a\0gap-1"} and rows_of(after) == {"a": (24, 25)}
 
 
 @pytest.mark.parametrize("second", [False, True])
