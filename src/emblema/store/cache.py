@@ -4,7 +4,6 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -21,7 +20,8 @@ from emblema.store.record import SHARED, Name, Terms
 from emblema.store.saving import PieceSaver
 from emblema.store.settings import StoreSettings
 from emblema.store.tiers import DISK, TierReader, TierStack
-from emblema.store.transfers import RowMover, WorkerPool
+from emblema.store.transfers import RowMover
+from emblema.store.workers import WorkerPool
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +44,11 @@ class PieceCache:
 
     Locking. `changed`, the table's, is the one lock, and it is reentrant. It guards the table, the tombstones, the
     handles, the leases that wait, every field of every CachedPiece, and the attributes of the cache and its saver.
-    Methods whose name starts with an underscore, and `get`, `use`, `relist`, `load`, `new_piece` and `make_room`, are
-    called with it held, unless their docstring says otherwise. While it is held nothing may wait but on it, and no tier
-    may be called: tiers wait for devices, and the disk calls `in_use` with its own lock held. Other locks may be taken
-    while it is held if what they guard calls nothing back: those of ArrivingRows, StoreCounters,
-    PrefixRegistry and WorkerPool.
+    Methods whose name starts with an underscore, and `get`, `use`, `insert_chunk`, `remove`, `relist`, `load`,
+    `new_piece` and `make_room`, are called with it held, unless their docstring says otherwise. While it is held
+    nothing may wait but on it, and no tier may be called: tiers wait for devices, and the disk calls `in_use` with its
+    own lock held. Other locks may be taken while it is held if what they guard calls nothing back: those of
+    ArrivingRows, StoreCounters, PrefixRegistry and WorkerPool, and the disk's for its uses.
 
     Args:
         settings: of the store.
@@ -78,8 +78,6 @@ class PieceCache:
         self.handles = HandleTable(self.rows)
         self.saver = PieceSaver(settings, table, tiers, self._finish_save, self.expire)
         self._lookups = WorkerPool("lookup")
-        # A look-up that missed its deadline and has not ended.
-        self._hanging: Future[CachedPiece | None] | None = None
 
     # Finding; questions about many pieces are in PieceLookup.
 
@@ -124,24 +122,12 @@ class PieceCache:
             found = read()
             return None if found is None else self._admit(found)
 
-        return self._look_up(names[0], fetch) if self.tiers else None
-
-    def _look_up(self, name: Name, fetch: Callable[[], CachedPiece | None]) -> CachedPiece | None:
-        """Return what another thread finds in the slower tiers, None where it comes too late; called without the lock.
-
-        While an earlier look-up that came too late still hangs, no other is made: one deadline is waited for, not many.
-        """
-        owner, id = name
-        if self._hanging is not None and not self._hanging.done():
-            self.counters.add(owner, "late_loads")
+        if not self.tiers:
             return None
-        found = self._lookups.submit(fetch)
         try:
-            return found.result(self.settings.load_deadline)
+            return self._lookups.call(fetch, self.settings.load_deadline)
         except TimeoutError:
-            self._hanging = found
-            self.counters.add(owner, "late_loads")
-            log.warning("%s was not found within %g s: it is computed", id[:12], self.settings.load_deadline)
+            self.counters.add(names[0][0], "late_loads")
             return None
 
     def holds(self, owners: Owners, id: str) -> bool:
@@ -157,9 +143,9 @@ class PieceCache:
         with self.changed:
             if self.table.get((owner, id)) is not None:
                 return True
-        return self._is_on_disk(owner, id)
+        return self.is_on_disk(owner, id)
 
-    def _is_on_disk(self, owner: str, id: str) -> bool:
+    def is_on_disk(self, owner: str, id: str) -> bool:
         """Return whether the disk's index has an owner's piece that was not deleted; without the lock."""
         return not self.deleted((owner,), [id]) and self.tiers.entry(id, owner) is not None
 
@@ -190,7 +176,7 @@ class PieceCache:
             if piece.is_expired(self._clock()):
                 self._expire(piece)
             elif isinstance(piece.rows, ArrivingRows) and piece.rows.failed is not None:
-                self._remove(piece)
+                self.remove(piece)
             else:
                 return piece
         return None
@@ -227,7 +213,7 @@ class PieceCache:
         """Keep a chunk with its rows. A piece that is here under its id is the same and stays, with new terms if given.
 
         Raises:
-            CapacityError: it alone is larger than the device budget or its owner's quota, or may not be pinned.
+            CapacityError: it alone is larger than the device budget or its owner's quota.
             StoreError: it is a handle whose rows are lost, a number of it is not finite, or the store is closed.
         """
         if isinstance(chunk.rows, StoredRows):
@@ -246,34 +232,11 @@ class PieceCache:
             raise StoreError(
                 f"Chunk {chunk.id[:12]} holds numbers that are NaN or infinite: use a dtype or a model that makes none."
             )
-        size = chunk.bytes + chunk.encoded.bytes
-        self.table.check_fits(owner, size)
-        if terms is not None and terms.pinned:
-            self._check_pin(owner, chunk.id, size)
+        self.table.check_fits(owner, chunk.bytes + chunk.encoded.bytes)
         with self.changed:
-            piece = self._insert_chunk(owner, chunk, terms)
+            piece = self.insert_chunk(owner, chunk, terms)
         self.saver.save_again(piece)
         return piece
-
-    def put_unless_deleted(self, owners: Owners, chunk: Chunk) -> bool:
-        """Keep a chunk for the first owner, unless it was deleted under any or a number of it is not finite.
-
-        Returns:
-            Whether it is here.
-
-        Raises:
-            CapacityError: as `put`.
-        """
-        chunk = replace(chunk, rows=tuple(chunk.rows))
-        if not chunk.finite:
-            return False
-        with self.changed:
-            if self.deleted(owners, [chunk.id]):
-                return False
-            if self.get(owners, chunk.id) is None:
-                self.table.check_fits(owners[0], chunk.bytes + chunk.encoded.bytes)
-                self._insert_chunk(owners[0], chunk, None)
-            return True
 
     def put_artifact(self, owners: Owners, key: ArtifactKey, artifact: Patch) -> bool:
         """Keep an artifact for the first owner.
@@ -293,40 +256,20 @@ class PieceCache:
                 return False
             old = self.table.get(piece.name)
             if old is not None:
-                self._remove(old)
+                self.remove(old)
             self.table.insert(piece)
             if self.settings.write == "through":
                 self.saver.save(piece)
             self.make_room(piece)
             return True
 
-    def set_pin(self, owner: str, id: str, pinned: bool) -> bool:
-        """Pin or unpin an owner's piece wherever it is; returns whether it is anywhere.
-
-        Raises:
-            CapacityError: as `PieceTable.check_pin`.
-        """
-        if pinned:
-            self._check_pin(owner, id, 0)
-        with self.changed:
-            piece = self.get((owner,), id)
-            if piece is not None:
-                self.table.change_terms(piece, replace(piece.terms, pinned=pinned))
-                self.make_room()
-        stored = self._is_on_disk(owner, id)
-        if stored:
-            self.tiers.maintain("pin", lambda disk: disk.set_pin(id, pinned))
-        elif piece is not None:
-            self.saver.save_again(piece)
-        return stored or piece is not None
-
-    def _insert_chunk(self, owner: str, chunk: Chunk, terms: Terms | None) -> CachedPiece:
+    def insert_chunk(self, owner: str, chunk: Chunk, terms: Terms | None) -> CachedPiece:
         self._check_open()
         sizes = tuple(layer.bytes for layer in chunk.rows)
         handle = self.handles.make(owner, chunk, sizes)
         piece = self.get((owner,), chunk.id)
         if piece is not None and piece.sizes != sizes and not piece.loading:
-            self._remove(piece)
+            self.remove(piece)
             piece = None
         new = piece is None
         if piece is None:
@@ -349,13 +292,6 @@ class PieceCache:
         now = self._clock()
         return CachedPiece(owner, id, terms, now, now, now)
 
-    def _check_pin(self, owner: str, id: str, size: int) -> None:
-        """Raise CapacityError where a piece may not be pinned; takes the lock."""
-        entries = self.tiers.entries(owner) if self.table.quota_of(owner) is not None else []
-        on_disk = {entry.id: entry.bytes for entry in entries if entry.terms.pinned or entry.id == id}
-        with self.changed:
-            self.table.check_pin((owner, id), size, on_disk if self.tiers else None)
-
     def _check_open(self) -> None:
         if self.process != os.getpid():
             raise StoreError("the store was opened before a fork: open it again in this process")
@@ -372,16 +308,6 @@ class PieceCache:
                 self._drop_rows(piece)
             self.make_room()
             self.changed.notify_all()
-
-    def forget(self, piece: CachedPiece, error: LoadError) -> None:
-        """Unlist a piece whose rows failed; records that gave wrong rows are distrusted. Called without the lock."""
-        with self.changed:
-            labels = set() if error.late else set(piece.saved)
-            piece.saved -= labels
-            self._remove(piece)
-        for label in labels:
-            # Its checksum held, but the computation that used it found wrong contents.
-            self.tiers.distrust(label, piece.id, piece.owner, error)
 
     # Eviction: which pieces go is decided by `make_room` and `PieceTable.victims`, and nowhere else.
 
@@ -422,7 +348,7 @@ class PieceCache:
                 self.saver.losses[piece.owner] += 1
                 self.counters.add(piece.owner, "save_failures")
                 self.counters.add(piece.owner, "evictions")
-                self._remove(piece)
+                self.remove(piece)
 
     def _evict(self, piece: CachedPiece) -> None:
         """Remove a piece from memory, or have it written first where no slower tier has it."""
@@ -434,7 +360,7 @@ class PieceCache:
         if self.tiers and not piece.saved:
             self.saver.losses[piece.owner] += 1
         self.counters.add(piece.owner, "evictions")
-        self._remove(piece)
+        self.remove(piece)
 
     # Loading.
 
@@ -458,7 +384,7 @@ class PieceCache:
     def _finish_move(self, piece: CachedPiece, lost: bool, from_tier: bool) -> None:
         """Bring everything up to date after a load or a copy; called by the mover."""
         if lost:
-            self._remove(piece)
+            self.remove(piece)
         piece.loading = False
         if from_tier and piece.listed and DISK not in piece.saved:
             self.saver.save(piece)
@@ -499,7 +425,7 @@ class PieceCache:
             artifacts = [piece for piece in self.table.artifacts_of(id) if owner in (piece.owner, SHARED)]
             doomed = [*artifacts, *([] if own is None else [own])]
             for piece in doomed:
-                self._remove(piece, dead=True)
+                self.remove(piece, dead=True)
             # Artifacts first, so that no crash leaves one without its chunk.
             names = [*(piece.name for piece in artifacts), (owner, id)]
             known = (owner, id) in self.table.tombstones or bool(doomed)
@@ -529,12 +455,12 @@ class PieceCache:
         """Remove an expired piece with every artifact made from it."""
         for artifact in self.table.artifacts_of(piece.id) if piece.chunk is not None else ():
             if piece.owner in (artifact.owner, SHARED):
-                self._remove(artifact, dead=True)
+                self.remove(artifact, dead=True)
         self.counters.add(piece.owner, "expired")
-        self._remove(piece, dead=True)
+        self.remove(piece, dead=True)
         self._forget_prefixes(piece.owner, piece.id)
 
-    def _remove(self, piece: CachedPiece, dead: bool = False) -> None:
+    def remove(self, piece: CachedPiece, dead: bool = False) -> None:
         """Unlist a piece, for good where it was deleted or has expired. Rows that nobody holds are freed at once."""
         if piece.listed and piece.loading and isinstance(piece.rows, ArrivingRows) and piece.rows.failed is not None:
             self.counters.add(piece.owner, "late_loads")

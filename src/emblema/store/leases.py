@@ -141,8 +141,15 @@ class Lease:
             raise error
         del self._rows[error.piece]
         self._missing.append(error.piece)
-        self._cache.forget(piece, error)
-        self._cache.release([piece])
+        cache = self._cache
+        with cache.changed:
+            # A checksum that held says nothing where the computation found wrong contents; a late load says nothing.
+            labels = set() if error.late else set(piece.saved)
+            piece.saved -= labels
+            cache.remove(piece)
+        for label in labels:
+            cache.tiers.distrust(label, piece.id, piece.owner, error)
+        cache.release([piece])
 
     def end(self) -> None:
         """Release all pieces."""

@@ -1,8 +1,7 @@
 """Exact prefixes: the KV tables of recent prompts, found again by their contents, row for row."""
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -12,6 +11,9 @@ from emblema.kv.layout import KVRows, kv_bytes
 from emblema.store.deletion_feed import LocalTrust
 from emblema.store.identity import canonical
 from emblema.store.record import SHARED
+
+ENTRIES = 16
+"""Prompts of one tenant and model that are kept at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,52 +51,123 @@ class KeptPrefix:
 
     Attributes:
         id: digest of the segments, hex.
+        place: the tenant, and a digest of model and dtype.
         segments: what the rows hold, neighbouring texts joined.
         rows: one entry for each layer.
+        bytes: of the rows.
     """
 
     id: str
+    place: tuple[str, str]
     segments: tuple[Segment, ...]
     rows: KVRows
-
-    @property
-    def bytes(self) -> int:
-        return kv_bytes(self.rows)
+    bytes: int
 
 
-class PrefixStore:
-    """The exact KV of recent prompts of one model and one tenant, of which the least recently used are dropped first.
+class PrefixRegistry:
+    """The exact KV of recent prompts of all tenants and models, of which the least recently used are dropped first.
 
     Args:
-        capacity_bytes: budget for the rows of all entries.
-        entries: how many prompts are kept at most.
-        grown: is called after every `put`.
+        capacity_bytes: budget for the rows of all; None for no bound.
         trust: whether what is kept here may be used now.
+        entries: how many prompts of one tenant and model are kept at most.
     """
 
     def __init__(
-        self,
-        capacity_bytes: int | None = None,
-        entries: int = 16,
-        grown: Callable[[], None] | None = None,
-        trust: LocalTrust | None = None,
+        self, capacity_bytes: int | None = None, trust: LocalTrust | None = None, entries: int = ENTRIES
     ) -> None:
+        self.capacity_bytes, self._entries = capacity_bytes, entries
         self._trust = trust or LocalTrust()
-        self.capacity_bytes = capacity_bytes
-        self._grown = grown
-        self.entries = entries
         self._lock = threading.Lock()
         # Least recently used first.
         self._kept: list[KeptPrefix] = []
 
-    def __len__(self) -> int:
-        with self._lock:
-            return len(self._kept)
+    def of(self, tenant: str, owner: str) -> "PrefixStore":
+        """Return a tenant's prefixes of one model and dtype, `owner` being a digest of them."""
+        return PrefixStore(self, (tenant, owner))
 
-    @property
-    def bytes(self) -> int:
+    def put(self, place: tuple[str, str], segments: Iterable[Segment], rows: KVRows) -> bool:
+        """Keep a prompt's rows, as `PrefixStore.put`."""
+        joined = join(segments)
+        expected = sum(segment.rows for segment in joined)
+        if not joined or any(layer.tokens != expected for layer in rows):
+            held = sorted({layer.tokens for layer in rows})
+            raise StoreError(f"The segments have {expected} rows, the table has {held}: they have to be equal.")
+        entry = KeptPrefix(_digest(joined), place, joined, rows, kv_bytes(rows))
+        if self.capacity_bytes is not None and entry.bytes > self.capacity_bytes:
+            return False
         with self._lock:
-            return sum(entry.bytes for entry in self._kept)
+            self._kept = [
+                old for old in self._kept if old.place != place or shared_rows(old.segments, joined) < _rows(old)
+            ]
+            self._kept.append(entry)
+            own = [old for old in self._kept if old.place == place]
+            if len(own) > self._entries:
+                self._kept.remove(own[0])
+            total = sum(old.bytes for old in self._kept)
+            while self.capacity_bytes is not None and total > self.capacity_bytes:
+                total -= self._kept.pop(0).bytes
+        return True
+
+    def longest(
+        self, place: tuple[str, str], segments: Iterable[Segment], most: int | None
+    ) -> tuple[int, KeptPrefix] | None:
+        """Return what shares most rows with the front of a prompt, as `PrefixStore.longest`."""
+        if not self._trust.holds:
+            return None
+        joined = join(segments)
+        with self._lock:
+            best: KeptPrefix | None = None
+            length = 0
+            for entry in self._kept:
+                shared = shared_rows(entry.segments, joined, most) if entry.place == place else 0
+                if shared > 0 and shared >= length:
+                    best, length = entry, shared
+            if best is None:
+                return None
+            self._kept.remove(best)
+            self._kept.append(best)
+            return length, best
+
+    def count(self, place: tuple[str, str]) -> int:
+        """Return how many prompts of a tenant and model are kept."""
+        with self._lock:
+            return sum(entry.place == place for entry in self._kept)
+
+    def bytes(self, tenant: str | None = None) -> int:
+        """Return the bytes of one tenant's prefixes, or of all."""
+        with self._lock:
+            return sum(entry.bytes for entry in self._kept if tenant in (None, entry.place[0]))
+
+    def forget(self, tenant: str, chunk: str) -> bool:
+        """Drop the tenant's prefixes that hold a chunk, or all tenants' if it was shared; return whether any did."""
+        with self._lock:
+            before = len(self._kept)
+            self._kept = [
+                entry for entry in self._kept if tenant not in (SHARED, entry.place[0]) or not _holds(entry, chunk)
+            ]
+            return len(self._kept) < before
+
+    def clear(self) -> None:
+        """Drop everything of all tenants."""
+        with self._lock:
+            self._kept = []
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStore:
+    """The exact KV of recent prompts of one model and one tenant.
+
+    Attributes:
+        registry: of all.
+        place: the tenant, and a digest of model and dtype.
+    """
+
+    registry: PrefixRegistry
+    place: tuple[str, str]
+
+    def __len__(self) -> int:
+        return self.registry.count(self.place)
 
     def put(self, segments: Iterable[Segment], rows: KVRows) -> bool:
         """Keep a prompt's rows; returns False if they alone are larger than the budget.
@@ -105,22 +178,7 @@ class PrefixStore:
         Raises:
             StoreError: the segments' rows do not add up to the table's.
         """
-        joined = join(segments)
-        expected = sum(segment.rows for segment in joined)
-        if not joined or any(layer.tokens != expected for layer in rows):
-            held = sorted({layer.tokens for layer in rows})
-            raise StoreError(f"The segments have {expected} rows, the table has {held}: they have to be equal.")
-        entry = KeptPrefix(_digest(joined), joined, rows)
-        if self.capacity_bytes is not None and entry.bytes > self.capacity_bytes:
-            return False
-        with self._lock:
-            self._kept = [old for old in self._kept if shared_rows(old.segments, joined) < _rows(old)]
-            self._kept.append(entry)
-            while len(self._kept) > self.entries or self._over_budget():
-                self._kept.pop(0)
-        if self._grown is not None:
-            self._grown()
-        return True
+        return self.registry.put(self.place, segments, rows)
 
     def longest(self, segments: Iterable[Segment], most: int | None = None) -> tuple[int, KeptPrefix] | None:
         """Return the kept prefix that shares most rows with the front of a prompt, and how many; None if none does.
@@ -131,90 +189,7 @@ class PrefixStore:
             segments: the prompt.
             most: rows to share at most, for example all but the last, whose logits are wanted.
         """
-        if not self._trust.holds:
-            return None
-        joined = join(segments)
-        with self._lock:
-            best: KeptPrefix | None = None
-            length = 0
-            for entry in self._kept:
-                shared = shared_rows(entry.segments, joined, most)
-                if shared > 0 and shared >= length:
-                    best, length = entry, shared
-            if best is None:
-                return None
-            self._kept.remove(best)
-            self._kept.append(best)
-            return length, best
-
-    def forget(self, chunk: str) -> int:
-        """Drop every prefix that holds a deleted chunk; returns how many there were."""
-        with self._lock:
-            before = len(self._kept)
-            self._kept = [entry for entry in self._kept if not _holds(entry, chunk)]
-            return before - len(self._kept)
-
-    def clear(self) -> None:
-        """Drop everything."""
-        with self._lock:
-            self._kept = []
-
-    def _over_budget(self) -> bool:
-        return self.capacity_bytes is not None and sum(entry.bytes for entry in self._kept) > self.capacity_bytes
-
-
-class PrefixRegistry:
-    """The prefix stores of all tenants and models, within one budget; the least recently used are emptied first.
-
-    Args:
-        capacity_bytes: budget for the rows of all.
-        trust: whether what is kept here may be used now.
-    """
-
-    def __init__(self, capacity_bytes: int, trust: LocalTrust | None = None) -> None:
-        self.capacity_bytes, self._trust = capacity_bytes, trust
-        self._lock = threading.Lock()
-        # By tenant and by digest of model and dtype; the least recently used first.
-        self._stores: OrderedDict[tuple[str, str], PrefixStore] = OrderedDict()
-
-    def of(self, tenant: str, owner: str) -> PrefixStore:
-        """Return a tenant's prefixes of one model and dtype, `owner` being a digest of them."""
-        with self._lock:
-            found = self._stores.get((tenant, owner))
-            if found is None:
-                found = self._stores[tenant, owner] = PrefixStore(
-                    self.capacity_bytes, grown=self._bound, trust=self._trust
-                )
-            self._stores.move_to_end((tenant, owner))
-            return found
-
-    def bytes(self, tenant: str | None = None) -> int:
-        """Return the bytes of one tenant's prefixes, or of all."""
-        with self._lock:
-            return sum(store.bytes for (own, _), store in self._stores.items() if tenant in (None, own))
-
-    def forget(self, tenant: str, chunk: str) -> bool:
-        """Drop the tenant's prefixes that hold a chunk, or all tenants' if it was shared; return whether any did."""
-        with self._lock:
-            known = [store for (own, _), store in self._stores.items() if tenant in (SHARED, own)]
-        return any([store.forget(chunk) > 0 for store in known])
-
-    def clear(self) -> None:
-        """Drop everything of all tenants."""
-        with self._lock:
-            known = list(self._stores.values())
-        for store in known:
-            store.clear()
-
-    def _bound(self) -> None:
-        """Empty the least recently used stores until the budget holds; the last used has a bound of its own."""
-        with self._lock:
-            total = sum(store.bytes for store in self._stores.values())
-            for name in list(self._stores)[:-1]:
-                if total <= self.capacity_bytes:
-                    return
-                total -= self._stores[name].bytes
-                self._stores.pop(name).clear()
+        return self.registry.longest(self.place, segments, most)
 
 
 def join(segments: Iterable[Segment]) -> tuple[Segment, ...]:

@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeVar, cast
@@ -307,6 +308,8 @@ class TenantStore:
             CapacityError: the chunk alone is larger than the budget or the tenant's quota.
             StoreError: the chunk is a handle whose rows are lost, or a number of it is NaN or infinite.
         """
+        if terms is not None and terms.pinned:
+            self._check_pin(chunk.id, chunk.bytes + chunk.encoded.bytes)
         kept = self._cache.put(self.owner, chunk, terms).chunk
         if kept is None:
             raise StoreError(f"{chunk.id[:12]} is the id of a patch: give a chunk.")
@@ -320,7 +323,16 @@ class TenantStore:
         Raises:
             CapacityError: as `put`.
         """
-        return self._cache.put_unless_deleted(self._owners, chunk)
+        cache, chunk = self._cache, replace(chunk, rows=tuple(chunk.rows))
+        if not chunk.finite:
+            return False
+        with cache.changed:
+            if cache.deleted(self._owners, [chunk.id]):
+                return False
+            if cache.get(self._owners, chunk.id) is None:
+                cache.table.check_fits(self.owner, chunk.bytes + chunk.encoded.bytes)
+                cache.insert_chunk(self.owner, chunk, None)
+            return True
 
     def delete(self, chunk: str) -> bool:
         """Delete an own chunk from every tier, with every patch made from it and every prefix that holds it.
@@ -342,12 +354,38 @@ class TenantStore:
             return self._cache.table.tombstones.added
 
     def pin(self, chunk: str) -> bool:
-        """Keep an own chunk from being evicted; returns whether it is here."""
-        return self._cache.set_pin(self.owner, chunk, True)
+        """Keep an own chunk from being evicted; returns whether it is here.
+
+        Raises:
+            CapacityError: the tenant's pins would exceed its quota, or all pins a memory without slower tiers.
+        """
+        self._check_pin(chunk, 0)
+        return self._set_pin(chunk, True)
 
     def unpin(self, chunk: str) -> bool:
         """Let an own chunk be evicted again; returns whether it is here."""
-        return self._cache.set_pin(self.owner, chunk, False)
+        return self._set_pin(chunk, False)
+
+    def _set_pin(self, id: str, pinned: bool) -> bool:
+        cache = self._cache
+        with cache.changed:
+            piece = cache.get((self.owner,), id)
+            if piece is not None:
+                cache.table.change_terms(piece, replace(piece.terms, pinned=pinned))
+                cache.make_room()
+        stored = cache.is_on_disk(self.owner, id)
+        if stored:
+            cache.tiers.maintain("pin", lambda disk: disk.set_pin(id, pinned))
+        elif piece is not None:
+            cache.saver.save_again(piece)
+        return stored or piece is not None
+
+    def _check_pin(self, id: str, size: int) -> None:
+        cache, owner = self._cache, self.owner
+        entries = cache.tiers.entries(owner) if cache.table.quota_of(owner) is not None else []
+        on_disk = {entry.id: entry.bytes for entry in entries if entry.terms.pinned or entry.id == id}
+        with cache.changed:
+            cache.table.check_pin((owner, id), size, on_disk if cache.tiers else None)
 
     def find_patch(self, key: ArtifactKey) -> Patch | None:
         """Return the patch with this key, the tenant's own before a shared one; or None."""

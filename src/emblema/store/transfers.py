@@ -1,17 +1,14 @@
 """Loading rows into device memory and moving them to host memory, on threads of their own."""
 
 import logging
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from queue import SimpleQueue
-from typing import TypeVar
 
 import torch
 
-from emblema.errors import LoadError, StoreError
+from emblema.errors import LoadError
 from emblema.kv.layout import KVRows, LayerRows
 from emblema.store.arriving import ArrivingRows
 from emblema.store.pieces import CachedPiece, PieceTable
@@ -19,58 +16,9 @@ from emblema.store.settings import StoreSettings
 from emblema.store.statistics import StoreCounters
 from emblema.store.tiers import DISK, TierReader, move_encoding
 from emblema.store.uploads import LayerUploader
+from emblema.store.workers import WorkerPool
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
-
-THREADS = 4
-"""Of each pool."""
-
-
-class WorkerPool:
-    """A few daemon threads that make calls in order, and hold up no end of the process. They start with the first."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._lock = threading.Lock()
-        self._closed = False
-        self._threads: list[threading.Thread] = []
-        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-
-    def submit(self, call: Callable[[], T]) -> "Future[T]":
-        """Have a call made; returns its outcome to come.
-
-        Raises:
-            StoreError: the pool is closed.
-        """
-        outcome: Future[T] = Future()
-
-        def answer() -> None:
-            try:
-                outcome.set_result(call())
-            except BaseException as error:
-                outcome.set_exception(error)
-
-        with self._lock:
-            if self._closed:
-                raise StoreError("the store is closed: open it again, on the same folder to find what it kept")
-            if not self._threads:
-                names = [f"emblema-{self._name}-{index}" for index in range(THREADS)]
-                self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
-                for thread in self._threads:
-                    thread.start()
-            self._queue.put(answer)
-        return outcome
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            for _ in self._threads:
-                self._queue.put(None)
-
-    def _run(self) -> None:
-        while (answer := self._queue.get()) is not None:
-            answer()
 
 
 class RowMover:
