@@ -172,11 +172,6 @@ def test_a_slot_with_an_infinity_is_kept_whole_beside_compressed_ones() -> None:
     assert reader.read("layers.0.values").dtype == "F8_E4M3"
 
 
-def test_an_unknown_compression_is_refused() -> None:
-    with pytest.raises(StoreError, match="unknown compression"):
-        chunk_record(chunk(1), OWNER, compression="zip", created=0.0)  # type: ignore[arg-type]
-
-
 def test_a_dtype_without_a_place_is_refused() -> None:
     made = chunk(1)
     made = replace(made, rows=(LayerRows(made.rows[0].keys.to(torch.complex64), made.rows[0].values),))

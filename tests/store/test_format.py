@@ -87,16 +87,6 @@ def test_a_tensor_with_another_byte_is_refused() -> None:
             reader.read("b")
 
 
-def test_a_header_with_another_byte_is_refused() -> None:
-    description, entries, tensors = opened(written(made(arrays(a=numpy.arange(4.0)))))
-    forged = signed({**description, "model": "b model"}, entries, tensors)
-    assert open_bytes(forged).header.model == "b model", "as it would be signed"
-    header, _ = split(forged)
-    header["__metadata__"]["emblema"] = compact(description)
-    with pytest.raises(LoadError, match="checksum of its header"):
-        open_bytes(join(compact(header), tensors))
-
-
 def test_another_pieces_file_is_refused(tmp_path: Path) -> None:
     piece = made(arrays(a=numpy.arange(4.0)))
     data, path = written(piece), tmp_path / "piece"

@@ -30,9 +30,9 @@ quick = settings(max_examples=300, deadline=None, suppress_health_check=[HealthC
 corpus = st.integers(1, 24)
 
 
-def test_a_thousand_seeded_corruptions_are_all_refused() -> None:
+def test_seeded_corruptions_are_all_refused() -> None:
     tried: Counter[str] = Counter()
-    for what, id, data in corrupted(1050):
+    for what, id, data in corrupted(550):
         assert refused(data, id), f"{what} was taken for the piece"
         tried[what.split()[0]] += 1
     assert set(tried) == {corruption.__name__ for corruption in CORRUPTIONS}
@@ -114,14 +114,6 @@ def test_what_is_no_plain_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="not a plain file"):
         format.open_file(tmp_path / "pipe")
     load(sound, identity(1))
-
-
-def test_a_file_of_another_piece_is_refused_by_its_id(tmp_path: Path) -> None:
-    path = write(tmp_path / f"{identity(1)}.safetensors", 2)
-    with pytest.raises(LoadError, match="the file holds") as raised:
-        format.open_file(path, identity(1))
-    assert raised.value.piece == identity(1)
-    load(path)
 
 
 def test_a_file_that_changes_while_it_is_open_is_refused(tmp_path: Path) -> None:

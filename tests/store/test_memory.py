@@ -209,24 +209,3 @@ def test_a_lease_that_waits_too_long_says_so() -> None:
             pass
         assert time.monotonic() - started < 5
     assert store.bytes <= 200
-
-
-def test_many_threads() -> None:
-    store = memory_store(1000)
-    failures: list[str] = []
-
-    def work(seed: int) -> None:
-        for step in range(150):
-            name = str((seed * 7 + step * 3) % 20)
-            store.put(chunk(name, 1 + int(name) % 4))
-            with store.lease([name]) as held:
-                if held.rows and name not in store:
-                    failures.append(name)
-            if step % 5 == 0:
-                store.find(name)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
-    assert not failures
-    assert store.bytes == sum(store.get(name).bytes + store.get(name).encoded.bytes for name in store.ids()) <= 1000
-    assert store.statistics.leased_bytes == 0

@@ -94,7 +94,7 @@ def test_a_deleted_chunk_takes_its_entries_along() -> None:
     assert store.registry.forget("tenant", PAGE.chunk) and not store.registry.forget("other", MAP.chunk)
     assert matched(store, PAGE) == 0
     assert matched(store, MAP) == 6
-    store.registry.clear()
+    store.clear()
     assert len(store) == 0
 
 

@@ -27,16 +27,6 @@ def test_owners_are_digests_that_do_not_meet() -> None:
             store.tenant(SHARED_SALT)
 
 
-@pytest.mark.parametrize("folder", [False, True])
-def test_the_same_salt_hits_and_a_different_salt_misses(tmp_path: Path, folder: bool) -> None:
-    with Store(tmp_path / "store" if folder else None) as store:
-        kept = store.tenant(b"a").put(numbered(1))
-        assert kept.id == name(1)
-        assert identity(b"a") == identity(b"a") and identity(b"a") != identity(b"b")
-        assert store.tenant(b"a").find(name(1)) is not None, "same salt: a hit"
-        assert store.tenant(b"b").find(name(1)) is None, "another salt: none, even under the very id"
-
-
 def test_another_tenants_pieces_are_not_here_for_any_call(tmp_path: Path) -> None:
     key = ArtifactKey("m", name(1), ())
     with Store(tmp_path / "store", device_bytes=3 * ONE) as store:

@@ -88,7 +88,8 @@ def test_a_pin_is_kept_on_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "terms",
-    [{"seconds": -1}, {"seconds": "7"}, {"idle_seconds": float("nan")}, {"priority": 2**31}, {"priority": 0.5},
+    [{"seconds": -1}, {"seconds": "7"}, {"idle_seconds": float("nan")}, {"seconds": 10**400}, {"seconds": 1e301},
+     {"idle_seconds": float("inf")}, {"priority": 2**31}, {"priority": 0.5},
      {"pinned": "yes"}],
 )  # fmt: skip
 def test_terms_that_cannot_be(terms: dict[str, Any]) -> None:

@@ -148,10 +148,10 @@ class PrefixRegistry:
             ]
             return len(self._kept) < before
 
-    def clear(self) -> None:
-        """Drop everything of all tenants."""
+    def clear(self, place: tuple[str, str] | None = None) -> None:
+        """Drop everything of one tenant and model, or of all."""
         with self._lock:
-            self._kept = []
+            self._kept = [entry for entry in self._kept if place not in (None, entry.place)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +190,10 @@ class PrefixStore:
             most: rows to share at most, for example all but the last, whose logits are wanted.
         """
         return self.registry.longest(self.place, segments, most)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self.registry.clear(self.place)
 
 
 def join(segments: Iterable[Segment]) -> tuple[Segment, ...]:

@@ -114,7 +114,7 @@ class Store:
         def forget() -> None:
             with cache.changed:
                 names = {piece.name for piece in cache.table}
-            for owner, id in names | {(entry.owner, entry.id) for entry in cache.tiers.all_on_disk()}:
+            for owner, id in names | {(entry.owner, entry.id) for entry in cache.tiers.entries()}:
                 cache.delete(owner, id, here=True)
             prefixes.clear()
 

@@ -102,46 +102,35 @@ class TierStack:
             return None
         return reader
 
+    def ask_index(self, ask: "Callable[[DiskTier], T]", otherwise: T) -> T:
+        """Return what the disk's index says; another value where it is not trusted, is missing or does not answer."""
+        if self.disk is None or not self.trust.holds:
+            return otherwise
+        try:
+            return ask(self.disk)
+        except (EmblemaError, OSError) as error:
+            self.note_failure(DISK, "look-up", error, None)
+            return otherwise
+
     def entry(self, id: str, owner: str) -> "DiskEntry | None":
         """Return what the disk's index says of an owner's piece; files are not touched."""
-        if self.disk is None or not is_id(id) or not self.trust.holds:
-            return None
-        try:
-            entry = self.disk.entry(id)
-        except (EmblemaError, OSError) as error:
-            self.note_failure(DISK, "look-up", error, owner)
-            return None
+        entry = self.ask_index(lambda disk: disk.entry(id), None) if is_id(id) else None
         return entry if entry is not None and entry.owner == owner else None
 
     def names_on_disk(self, names: Collection[Name]) -> frozenset[Name]:
         """Return those of some pieces that the disk's index has; one question for all, and files are not touched."""
         ids = sorted({id for _, id in names if is_id(id)})
-        if self.disk is None or not ids or not self.trust.holds:
-            return frozenset()
-        try:
-            return frozenset((entry.owner, entry.id) for entry in self.disk.entries_of(ids)) & frozenset(names)
-        except (EmblemaError, OSError) as error:
-            self.note_failure(DISK, "look-up", error, None)
-            return frozenset()
+        found: Sequence[DiskEntry] = self.ask_index(lambda disk: disk.entries_of(ids), []) if ids else []
+        return frozenset((entry.owner, entry.id) for entry in found) & frozenset(names)
 
     def with_artifacts(self, chunks: Iterable[str]) -> frozenset[str]:
         """Return those of some chunks that any artifact on disk was made from; files are not touched."""
         ids = [chunk for chunk in chunks if is_id(chunk)]
-        if self.disk is None or not ids:
-            return frozenset()
-        try:
-            return self.disk.has_patches(ids)
-        except (EmblemaError, OSError) as error:
-            self.note_failure(DISK, "look-up", error, None)
-            return frozenset()
+        return self.ask_index(lambda disk: disk.has_patches(ids), frozenset()) if ids else frozenset()
 
-    def entries(self, owner: str) -> "Sequence[DiskEntry]":
-        """Return the disk's entries of an owner."""
+    def entries(self, owner: str | None = None) -> "Sequence[DiskEntry]":
+        """Return the disk's entries of an owner, or of all, trusted or not."""
         return [] if self.disk is None else list(self.disk.entries(owner=owner))
-
-    def all_on_disk(self) -> "Sequence[DiskEntry]":
-        """Return the disk's entries of all owners, trusted or not."""
-        return [] if self.disk is None else list(self.disk.entries())
 
     def artifact_ids(self, chunk: str) -> Sequence[str]:
         """Return ids of the patches and other artifacts on disk that were made from a chunk."""

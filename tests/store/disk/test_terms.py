@@ -1,13 +1,11 @@
 """When pieces expire."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
 from xxhash import xxh3_128
 
-from emblema.errors import StoreError
 from emblema.store.disk import DiskTier
 from emblema.store.record import Terms
 from tests.store.disk.records import ALICE, MEBIBYTE, Clock, id_of, put, record, there
@@ -104,10 +102,3 @@ def test_a_forged_moment_in_one_file_stops_no_write_and_ends_no_piece(tmp_path: 
     clock.now += DAY - 1
     assert {name for name in "bcd" if tier.entry(id_of(name)) is not None} == set("bcd")
     tier.close()
-
-
-@pytest.mark.parametrize("seconds", [10**400, 1e301, math.inf, math.nan, -1])
-def test_a_term_that_no_sum_could_hold_is_refused(seconds: float) -> None:
-    for terms in ({"seconds": seconds}, {"idle_seconds": seconds}):
-        with pytest.raises(StoreError, match="out of range"):
-            Terms(**terms)

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import random
 import subprocess
 import sys
 import time
@@ -14,7 +13,6 @@ import pytest
 
 import emblema
 from emblema.errors import LoadError, StoreError
-from emblema.store.format import verify
 from emblema.store.record import Terms
 from emblema.store.remote import RedisTier
 from emblema.store.remote.redis import scrub_address
@@ -111,25 +109,6 @@ def test_damage_in_the_server_is_never_served(
     tier.write(piece, Terms())
     assert same(tier.open(piece.header.id, ALICE), piece)
     assert same(tier.open(other.header.id, ALICE), other)
-
-
-def test_random_damage_is_never_served(tier: RedisTier, raw: "redis.Redis", prefix: str) -> None:
-    piece = record("page")
-    tier.write(piece, Terms())
-    key = f"{prefix}/2/{ALICE}/{piece.header.id}"
-    sound = raw.get(key)
-    numbers = random.Random(7)
-    for _ in range(200):
-        value = bytearray(sound)
-        at = numbers.choice([numbers.randrange(len(value)), numbers.randrange(1000)])
-        value[at] ^= 1 << numbers.randrange(8)
-        raw.set(key, bytes(value))
-        with pytest.raises(LoadError):
-            reader = tier.open(piece.header.id, ALICE)
-            assert reader is not None
-            verify(reader)
-    raw.set(key, sound)
-    assert same(tier.open(piece.header.id, ALICE), piece)
 
 
 def test_a_record_deleted_or_replaced_as_it_is_read(tier: RedisTier, raw: "redis.Redis", prefix: str) -> None:

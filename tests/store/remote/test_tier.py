@@ -44,12 +44,6 @@ def test_what_is_written_is_read(tier: Tier, layer_bytes: int) -> None:
     assert size(piece) <= counted.bytes_read <= size(piece) + 256, "each byte comes once, and its terms with them"
 
 
-def test_another_process_finds_it(make: Make) -> None:
-    piece = record("page")
-    make().write(piece, Terms())
-    assert same(make().open(piece.header.id, ALICE), piece)
-
-
 def test_what_is_not_there_is_a_miss(tier: Tier) -> None:
     assert tier.open(digest("nothing"), ALICE) is None
     assert not tier.delete(digest("nothing"), ALICE)

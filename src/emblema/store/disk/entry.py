@@ -3,9 +3,9 @@
 import math
 import sqlite3
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
@@ -48,6 +48,7 @@ class DiskEntry:
         terms: how long it is kept.
         chunks: ids of the chunks a patch was made from.
         expires: Unix time in seconds when its `seconds` are over; None never.
+        stamp: time of modification of its file in nanoseconds, which with `bytes` tells it from another of its name.
     """
 
     id: str
@@ -60,6 +61,7 @@ class DiskEntry:
     terms: Terms
     chunks: tuple[str, ...]
     expires: float | None = None
+    stamp: int = 0
 
     @property
     def ends(self) -> float:
@@ -74,60 +76,33 @@ class DiskEntry:
         return (self.owner, self.kind, self.chunks) == (header.owner, header.kind, header.chunks)
 
 
-class PieceRow(NamedTuple):
-    """A row of `pieces`. One that was read is to be trusted only where it is whole: sqlite has no checksums.
+Row = tuple[Any, ...]
+"""A row of `pieces`: what `_COLUMNS` names, a checksum of it at the end, as sqlite has none."""
 
-    Attributes:
-        stamp: time of modification of its file in nanoseconds, which with `bytes` tells it from another of its name.
-    """
 
-    id: str
-    owner: str
-    kind: RecordKind
-    model: str
-    chunks: str
-    bytes: int
-    stamp: int
-    created: float
-    accessed: float
-    priority: int
-    pinned: int
-    seconds: float | None
-    idle: float | None
-    expires: float | None
-    checksum: Any = b""
+def _row_of(entry: DiskEntry) -> Row:
+    terms = entry.terms
+    ends = [None if moment is None else float(moment) for moment in (terms.seconds, terms.idle_seconds, entry.expires)]
+    row = (
+        entry.id, entry.owner, entry.kind, entry.model, " ".join(entry.chunks), entry.bytes, entry.stamp,
+        float(entry.created), float(entry.accessed), terms.priority, int(terms.pinned), *ends,
+    )  # fmt: skip
+    return (*row, _checksum(row))
 
-    @classmethod
-    def of(cls, entry: DiskEntry, stamp: int) -> "PieceRow":
-        """Return the row of an entry."""
-        terms = entry.terms
-        ends = [
-            None if moment is None else float(moment) for moment in (terms.seconds, terms.idle_seconds, entry.expires)
-        ]
-        return cls(
-            entry.id, entry.owner, entry.kind, entry.model, " ".join(entry.chunks), entry.bytes, stamp,
-            float(entry.created), float(entry.accessed), terms.priority, int(terms.pinned), *ends,
-        ).summed()  # fmt: skip
 
-    def summed(self) -> "PieceRow":
-        """Return the row with its checksum."""
-        return self._replace(checksum=self._sum())
+def _checksum(row: Row) -> bytes:
+    return struct.pack("<Q", xxh3_64_intdigest(repr(row).encode("utf-8", "surrogatepass")))
 
-    def _sum(self) -> Any:
-        return struct.pack("<Q", xxh3_64_intdigest(repr(self[:-1]).encode("utf-8", "surrogatepass")))
 
-    def is_whole(self) -> bool:
-        """Return whether it is as it was written."""
-        return bool(self.checksum == self._sum())
-
-    def entry(self) -> DiskEntry:
-        """Return the entry of a whole row."""
-        terms = Terms(self.priority, bool(self.pinned), self.seconds, self.idle)
-        chunks = tuple(self.chunks.split())
-        return DiskEntry(
-            self.id, self.owner, self.kind, self.model, self.bytes, self.created, self.accessed, terms, chunks,
-            self.expires,
-        )  # fmt: skip
+def _entry_of_row(row: Row) -> DiskEntry | None:
+    """Return the entry of a row; None where it is not what was written."""
+    if row[-1] != _checksum(row[:-1]):
+        return None
+    id, owner, kind, model, chunks, size, stamp, created, accessed, priority, pinned, seconds, idle, expires, _ = row
+    terms = Terms(priority, bool(pinned), seconds, idle)
+    return DiskEntry(
+        id, owner, kind, model, size, created, accessed, terms, tuple(chunks.split()), expires, stamp
+    )  # fmt: skip
 
 
 class DiskReader:
@@ -161,13 +136,16 @@ class DiskReader:
         self._reader.close()
 
 
-_COLUMNS = ", ".join(PieceRow._fields)
-_SELECT = f"SELECT {_COLUMNS} FROM pieces WHERE"
+_COLUMNS = (
+    "id, owner, kind, model, chunks, bytes, stamp, created, accessed, priority, pinned, seconds, idle, expires, "
+    "checksum"
+)
 
 
-def find_rows(rows: sqlite3.Connection, where: str, *given: object) -> list[PieceRow]:
-    """Return the rows for which a condition holds, whole or not."""
-    return [PieceRow._make(row) for row in rows.execute(f"{_SELECT} {where}", given)]
+def find_rows(rows: sqlite3.Connection, where: str, *given: object) -> Iterator[tuple[Any, DiskEntry | None]]:
+    """Yield ids and entries of the rows for which a condition holds; None for a row that is not what was written."""
+    for row in rows.execute(f"SELECT {_COLUMNS} FROM pieces WHERE {where}", given):
+        yield row[0], _entry_of_row(row)
 
 
 def find_entries(rows: sqlite3.Connection, where: str, *given: object) -> list[DiskEntry]:
@@ -176,10 +154,12 @@ def find_entries(rows: sqlite3.Connection, where: str, *given: object) -> list[D
     Raises:
         DamagedCatalogueError: the row of one is not what was written.
     """
-    found = find_rows(rows, where, *given)
-    if not all(row.is_whole() for row in found):
-        raise DamagedCatalogueError("a row's checksum differs")
-    return [row.entry() for row in found]
+    found: list[DiskEntry] = []
+    for _, entry in find_rows(rows, where, *given):
+        if entry is None:
+            raise DamagedCatalogueError("a row's checksum differs")
+        found.append(entry)
+    return found
 
 
 def find_entry(rows: sqlite3.Connection, id: str) -> DiskEntry | None:
@@ -202,16 +182,17 @@ def find_page(rows: sqlite3.Connection, after: str, owner: str | None, kind: str
     return find_entries(rows, f"id > ? AND {condition} ORDER BY id LIMIT {_PAGE}", after, *given)
 
 
-def put_row(rows: sqlite3.Connection, row: PieceRow) -> None:
-    """Write a row in place of the one of its id, and which chunks it was made from."""
-    remove_rows(rows, [row.id])
+def put_entry(rows: sqlite3.Connection, entry: DiskEntry) -> None:
+    """Write an entry in place of the one of its id, and which chunks it was made from."""
+    remove_rows(rows, [entry.id])
+    row = _row_of(entry)
     rows.execute(f"INSERT INTO pieces ({_COLUMNS}) VALUES ({', '.join('?' * len(row))})", row)
-    put_sources(rows, [row])
+    put_sources(rows, [entry])
 
 
-def put_sources(rows: sqlite3.Connection, written: Collection[PieceRow]) -> None:
-    """Write which chunks the pieces of some rows were made from."""
-    sources = [(chunk, row.id) for row in written for chunk in row.chunks.split()]
+def put_sources(rows: sqlite3.Connection, entries: Collection[DiskEntry]) -> None:
+    """Write which chunks some pieces were made from."""
+    sources = [(chunk, entry.id) for entry in entries for chunk in entry.chunks]
     rows.executemany("INSERT OR IGNORE INTO sources VALUES (?, ?)", sources)
 
 
@@ -220,15 +201,15 @@ def remove_rows(rows: sqlite3.Connection, ids: Collection[str]) -> None:
     rows.executemany("DELETE FROM pieces WHERE id IS ?", [(id,) for id in ids])
 
 
-def change_row(rows: sqlite3.Connection, id: str, accessed: float = 0.0, pinned: bool | None = None) -> bool:
+def change_entry(rows: sqlite3.Connection, id: str, accessed: float = 0.0, pinned: bool | None = None) -> bool:
     """Set the last use of a piece, unless it was used later, and its pin; return whether it is here."""
-    found = next(iter(find_rows(rows, "id = ?", id)), None)
-    if found is None or not found.is_whole():
+    _, found = next(find_rows(rows, "id = ?", id), (id, None))
+    if found is None:
         return False
-    pin = found.pinned if pinned is None else int(pinned)
-    changed = found._replace(accessed=max(found.accessed, accessed), pinned=pin).summed()
+    terms = found.terms if pinned is None else replace(found.terms, pinned=pinned)
+    changed = replace(found, accessed=max(found.accessed, accessed), terms=terms)
     change = "UPDATE pieces SET accessed = ?, pinned = ?, checksum = ? WHERE id = ?"
-    rows.execute(change, (changed.accessed, changed.pinned, changed.checksum, id))
+    rows.execute(change, (changed.accessed, int(terms.pinned), _row_of(changed)[-1], id))
     return True
 
 
@@ -291,7 +272,7 @@ def without_terms(header: RecordHeader) -> RecordHeader:
     return replace(header, meta={key: value for key, value in header.meta.items() if key != TERMS})
 
 
-def entry_of(header: RecordHeader, *, bytes: int, accessed: float, pinned: bool) -> DiskEntry:
+def entry_of(header: RecordHeader, *, bytes: int, accessed: float, pinned: bool, stamp: int = 0) -> DiskEntry:
     """Return the entry of a file from its header.
 
     Raises:
@@ -301,7 +282,7 @@ def entry_of(header: RecordHeader, *, bytes: int, accessed: float, pinned: bool)
     expires = _terms_of(header).get("expires")
     return DiskEntry(
         header.id, header.owner, header.kind, header.model, bytes, header.created, accessed, terms, header.chunks,
-        expires,
+        expires, stamp,
     )  # fmt: skip
 
 

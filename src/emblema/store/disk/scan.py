@@ -10,7 +10,7 @@ from pathlib import Path
 
 from emblema.errors import LoadError
 from emblema.store.disk import folder as files
-from emblema.store.disk.entry import PieceRow, entry_of, find_rows, put_row, put_sources, remove_rows
+from emblema.store.disk.entry import DiskEntry, entry_of, find_rows, put_entry, put_sources, remove_rows
 from emblema.store.format import is_passing, open_file
 from emblema.store.record import is_id
 
@@ -75,19 +75,20 @@ class Scan:
         removed = files.remove_abandoned(self.folder)
         shards = set(self._shards())
         restored = added = lost = 0
-        patches: list[PieceRow] = []
+        patches: list[DiskEntry] = []
         for number in range(256):
-            known = {row.id: row for row in find_rows(self.rows, *_in_shard(number))}
+            known = dict(find_rows(self.rows, *_in_shard(number)))
             for id, status in self._pieces(f"{number:02x}") if number in shards else ():
                 old = known.pop(id, None)
-                row = old if old is not None and _agrees(old, status) else self._read(id, status, old)
-                restored, added = restored + (row is not None), added + (row is not None and row is not old)
-                patches += [row] if row is not None and row.chunks else []
+                agrees = old is not None and (old.bytes, old.stamp) == (status.st_size, status.st_mtime_ns)
+                entry = old if agrees else self._read(id, status, old)
+                restored, added = restored + (entry is not None), added + (entry is not None and entry is not old)
+                patches += [entry] if entry is not None and entry.chunks else []
             remove_rows(self.rows, known)
             lost += len(known)
             if progress is not None:
                 progress(number + 1, 256)
-        sources = {(chunk, row.id) for row in patches for chunk in row.chunks.split()}
+        sources = {(chunk, entry.id) for entry in patches for chunk in entry.chunks}
         if set(self.rows.execute("SELECT chunk, piece FROM sources")) != sources:
             self.rows.execute("DELETE FROM sources")
             put_sources(self.rows, patches)
@@ -112,18 +113,18 @@ class Scan:
             else:
                 yield id, status
 
-    def _read(self, id: str, status: os.stat_result, old: PieceRow | None) -> PieceRow | None:
-        """Write the row of a file from its header, and return it; its pin and last use are those of a whole row before.
+    def _read(self, id: str, status: os.stat_result, known: DiskEntry | None) -> DiskEntry | None:
+        """Write the entry of a file from its header, and return it; its pin and last use are those of the entry before.
 
         A damaged file is set aside: None.
         """
         try:
             with open_file(files.piece_path(self.folder, id), id) as reader:
                 header = reader.header
-            known = old.entry() if old is not None and old.is_whole() else None
             accessed = min(status.st_mtime, self.now) if known is None else known.accessed
             pinned = id in self.pins if known is None else known.terms.pinned
-            entry = entry_of(header, bytes=status.st_size, accessed=accessed, pinned=pinned)
+            stamp = status.st_mtime_ns
+            entry = entry_of(header, bytes=status.st_size, accessed=accessed, pinned=pinned, stamp=stamp)
         except (LoadError, ValueError) as error:
             reason = error.reason if isinstance(error, LoadError) else str(error)
             self._skipped.append((f"{files.PIECES}/{id[:2]}/{id}{files.SUFFIX}", reason))
@@ -131,13 +132,8 @@ class Scan:
             if not is_passing(error):
                 files.set_aside(self.folder, id, status.st_ino)
             return None
-        row = PieceRow.of(entry, status.st_mtime_ns)
-        put_row(self.rows, row)
-        return row
-
-
-def _agrees(row: PieceRow, status: os.stat_result) -> bool:
-    return row.is_whole() and (row.bytes, row.stamp) == (status.st_size, status.st_mtime_ns)
+        put_entry(self.rows, entry)
+        return entry
 
 
 def _in_shard(number: int) -> tuple[str, ...]:

@@ -20,8 +20,7 @@ from emblema.store.disk.entry import (
     STATEMENTS,
     DiskEntry,
     DiskReader,
-    PieceRow,
-    change_row,
+    change_entry,
     check_header,
     ended,
     entry_of,
@@ -29,7 +28,7 @@ from emblema.store.disk.entry import (
     find_many,
     find_page,
     patches_of,
-    put_row,
+    put_entry,
     remove_rows,
     totals,
     victims,
@@ -248,7 +247,7 @@ class DiskTier:
         with self._lock:
             touched, self._touched = self._touched, {}
         for id, moment in touched.items():
-            change_row(rows, id, accessed=moment)
+            change_entry(rows, id, accessed=moment)
 
     # Writing and deleting
 
@@ -302,8 +301,8 @@ class DiskTier:
                     status = place()
                     if status.st_size != size:
                         raise StoreError(f"its file was to have {size} bytes and has {status.st_size}")
-                    entry = entry_of(record.header, bytes=size, accessed=now, pinned=terms.pinned)
-                    put_row(rows, PieceRow.of(entry, status.st_mtime_ns))
+                    stamp = status.st_mtime_ns
+                    put_entry(rows, entry_of(record.header, bytes=size, accessed=now, pinned=terms.pinned, stamp=stamp))
         except StoreError:
             if not again:
                 self._delete_unlisted(header.id)
@@ -402,7 +401,7 @@ class DiskTier:
         """
         check_id(id)
         with self.change() as rows:
-            return change_row(rows, id, pinned=pinned)
+            return change_entry(rows, id, pinned=pinned)
 
     def evict(self, owner: str, bytes: int) -> int:
         """Evict at least so many bytes of an owner's pieces, as far as possible; return the bytes evicted.
