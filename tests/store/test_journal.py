@@ -56,7 +56,7 @@ def test_folders_on_shared_places_have_a_rollback_journal(
     assert there(second) == {"a"}
     put(second, "b")
     assert there(first) == {"a", "b"} and mode_of(tmp_path / "tier" / "catalogue.sqlite") == mode
-    Listings(tmp_path).close()
+    Listings(tmp_path).catalogue.close()
     assert mode_of(tmp_path / "catalogue.sqlite") == mode
 
 
