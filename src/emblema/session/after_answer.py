@@ -58,6 +58,7 @@ def learn(runtime: PolicyRuntime, request: LinkRequest, prefill: Prefill, knowle
     """Learn from a prompt that was just linked; its table is not kept.
 
     Args:
+        runtime: the tenant's.
         request: what was linked, with the strategy that planned it.
         prefill: the result.
         knowledge: what it was planned with.
@@ -71,8 +72,8 @@ def learn(runtime: PolicyRuntime, request: LinkRequest, prefill: Prefill, knowle
             runtime.continuations.note(request.prompt)
     if policy.forming and auto.trial is None:
         _queue_patches(runtime, request, prefill, knowledge, policy)
-    exact = plan.decisions or plan.strategy in ("full", "prefix")
-    if not request.compared and request.reused_rows == 0 and exact:
+    comparable = plan.decisions or plan.strategy in ("full", "prefix")
+    if comparable and not request.compared and request.reused_rows == 0:
         runtime.comparisons.consider(prefill, knowledge.model, policy)
 
 
@@ -80,6 +81,7 @@ def do_idle_work(runtime: PolicyRuntime, link: Callable[[Prompt, Strategy], Pref
     """Make chunks of media that came a second time, and compare the prompt that waits for it.
 
     Args:
+        runtime: the tenant's.
         link: links a prompt again, to compare it.
     """
     make_media(runtime)
