@@ -25,6 +25,8 @@ from tests.families.qwen import (
     build_paddleocr_vl,
     build_qwen2_5_vl,
     build_qwen2_vl,
+    build_qwen3_5,
+    build_qwen3_5_moe,
     build_qwen3_vl,
     build_qwen3_vl_moe,
     ernie_stock,
@@ -64,6 +66,8 @@ CASES: dict[str, Case] = {
         Case("qwen2_5_vl", build_qwen2_5_vl, qwen_stock, native_video=True),
         Case("qwen3_vl", build_qwen3_vl, qwen_stock, native_video=True),
         Case("qwen3_vl_moe", build_qwen3_vl_moe, qwen_stock, native_video=True),
+        Case("qwen3_5", build_qwen3_5, qwen_stock, native_video=True),
+        Case("qwen3_5_moe", build_qwen3_5_moe, qwen_stock, native_video=True),
         Case("internvl", build_internvl, internvl_stock, sizes=((60, 30), (28, 50))),
         Case("idefics3", build_idefics3, idefics_stock),
         Case("smolvlm", build_smolvlm, idefics_stock),
@@ -95,7 +99,8 @@ CASES: dict[str, Case] = {
     )
 }
 
-TYPICAL = ("llava", "qwen2_5_vl", "qwen3_vl", "gemma3", "kimi_k25", "lfm3_vl")
-"""One axis, M-RoPE, features at several layers, windows with rows that see each other, latents, convolutions."""
+TYPICAL = ("llava", "qwen2_5_vl", "qwen3_vl", "gemma3", "kimi_k25", "lfm3_vl", "qwen3_5")
+"""One axis, M-RoPE, features at several layers, windows with rows that see each other; latents, convolutions, states.
+"""
 NAMES = [name if name in TYPICAL else pytest.param(name, marks=pytest.mark.nightly) for name in CASES]
 """Every family, for what does not ask the family's own code: those that are like another are nightly."""

@@ -20,8 +20,7 @@ SPECIALS = [
     "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<start_of_image>", "<end_of_image>", "<image_soft_token>",
     "<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>", "<|image|>", "<|video|>",
     "<|media_begin|>", "<|media_content|>", "<|media_end|>", "<|media_pad|>", "<|media_start|>",
-    "<image_placeholder>", "<|im_start|>", "<|im_end|>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>",
-    *[f"<|img_row_{row}_col_{column}|>" for row in range(1, 3) for column in range(1, 3)],
+    "<image_placeholder>", "<|im_start|>", "<|im_end|>",
 ]  # fmt: skip
 WORDS = ["which", "land", "does", "the", "tent", "stand", "on", "image", "video", "seconds", "and"]
 WORDS += ["\n", "\n\n", ".", "?", ":"]
@@ -30,6 +29,8 @@ MARKERS = [
     "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>", "TILE_GLOBAL",
     *[f"TILE_{tile}" for tile in range(1, 5)],
     "<IMG_START>", "<IMG_END>", "<IMG_ATOM>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<vision>", "</vision>",
+    "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>",
+    *[f"<|img_row_{row}_col_{column}|>" for row in range(1, 3) for column in range(1, 3)],
 ]  # fmt: skip
 """Special tokens that no random text has."""
 VOCABULARY = {token: index for index, token in enumerate([*SPECIALS, *WORDS, *MARKERS])}

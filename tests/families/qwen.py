@@ -88,6 +88,36 @@ def build_qwen3_vl_moe(seed: int) -> tuple[nn.Module, Bundle]:
     return sharpen(Qwen3VLMoeForConditionalGeneration(config), seed), Bundle(tokenizer(), qwen_images(8))
 
 
+HYBRID_TEXT = {
+    "head_dim": 32, "num_hidden_layers": 4, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True,
+        "partial_rotary_factor": 0.25,
+    },
+}  # fmt: skip
+
+
+def build_qwen3_5(seed: int) -> tuple[nn.Module, Bundle]:
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    torch.manual_seed(seed)
+    vision = {key: value for key, value in QWEN3_VISION.items() if key != "deepstack_visual_indexes"}
+    config = Qwen3_5Config(text_config={**QWEN_TEXT, **HYBRID_TEXT}, vision_config=vision, **QWEN_TOKENS)
+    return sharpen(Qwen3_5ForConditionalGeneration(config), seed), Bundle(tokenizer(), qwen_images(8))
+
+
+def build_qwen3_5_moe(seed: int) -> tuple[nn.Module, Bundle]:
+    from transformers import Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
+
+    torch.manual_seed(seed)
+    vision = {key: value for key, value in QWEN3_VISION.items() if key != "deepstack_visual_indexes"}
+    text = {**QWEN_TEXT, **HYBRID_TEXT, **EXPERTS, "shared_expert_intermediate_size": 32}
+    config = Qwen3_5MoeConfig(text_config=text, vision_config=vision, **QWEN_TOKENS)
+    return sharpen(Qwen3_5MoeForConditionalGeneration(config), seed), Bundle(tokenizer(), qwen_images(8))
+
+
 def build_glm4v(seed: int, name: str = "Glm4v", **more: Any) -> tuple[nn.Module, Bundle]:
     """GLM-4.1V, or another of its classes by the name that its configuration begins with."""
     import transformers

@@ -48,7 +48,9 @@ STRATEGIES = (
 @pytest.mark.parametrize("strategy", LIMITS)
 def test_the_limit_of_a_method_is_re_prefill(name: str, setting: str, strategy: str) -> None:
     outcome = link(name, prompt_for(name, setting), strategy)
-    assert outcome.usage.fallback is None
+    # From a state no row is hidden while others leave between layers.
+    refused = engine(name).adapter.keeps_states and (setting, strategy) == ("slid", "cacheblend-100")
+    assert (outcome.usage.fallback is not None) == refused
     assert largest_error(outcome.linked.logits, full(name, setting).logits) <= 1e-4
     assert kv_error(name, outcome.linked, full(name, setting)) <= 1e-4
 

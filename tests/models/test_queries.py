@@ -52,7 +52,7 @@ def test_products_are_the_models_own_attention(name: str) -> None:
     adapter = Adapter(model)
     ids = words(9, seed=3)
     found = queries(adapter, ids)
-    attended = [index for index, layout in enumerate(adapter.layouts) if layout.kind != "convolution"]
+    attended = [index for index, layout in enumerate(adapter.layouts) if layout.kind in ("heads", "latent")]
     encoded = adapter.encode_text(ids)
     rows = adapter.capture(encoded)
     book = PhaseBook(adapter.tables, encoded.positions)

@@ -25,17 +25,17 @@ def llava(text: dict[str, Any]) -> Any:
     return LlavaForConditionalGeneration(config).eval()
 
 
-def test_linear_attention_is_refused_by_name() -> None:
-    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+def test_states_of_other_kinds_are_refused_by_name() -> None:
+    """Qwen3-Next's projections hold several things in one: its layers are not told apart."""
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
     text = {
         **TEXT, "head_dim": 16, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         "linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
     }  # fmt: skip
-    vision = {key: value for key, value in matrix.QWEN3_VISION.items() if key != "deepstack_visual_indexes"}
-    config = Qwen3_5Config(text_config=text, vision_config=vision, **matrix.QWEN_TOKENS)
-    with pytest.raises(UnsupportedModelError, match=r"layers\.0 is a linear attention layer"):
-        Adapter(Qwen3_5ForConditionalGeneration(config))
+    with pytest.raises(UnsupportedModelError, match=r"layers\.0 is a linear attention layer: it keeps a state"):
+        Adapter(Qwen3NextForCausalLM(Qwen3NextConfig(**text)))
 
 
 def test_embeddings_of_ids_in_every_layer_are_refused() -> None:

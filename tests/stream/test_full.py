@@ -10,7 +10,10 @@ from tests.families import CASES, words
 from tests.stream.plain import plain_logits, shown
 
 UNREADABLE = {
-    **dict.fromkeys(("mistral3", "gemma3", "gemma4", "gemma4_unified", "lfm2_vl", "lfm3_vl"), "sees its last"),
+    **dict.fromkeys(
+        ("mistral3", "gemma3", "gemma4", "gemma4_unified", "lfm2_vl", "lfm3_vl", "qwen3_5", "qwen3_5_moe"),
+        "sees its last",
+    ),
     **dict.fromkeys(("aya_vision", "cohere2_vision", "exaone4_5"), "sees its last"),
     **dict.fromkeys(("ovis2", "ernie4_5_vl"), "markers of pictures are media tokens"),
 }

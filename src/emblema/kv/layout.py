@@ -42,7 +42,8 @@ class LayerLayout:
 
     For K/V heads the slots are keys and values; for MLA the latent and the shared rotary key, both with one head. A
     short convolution keeps what it reads: its input channels, the first half under keys and the rest under values. Its
-    output at a row depends on the inputs of that row and of the `taps - 1` before it.
+    output at a row depends on the inputs of that row and of the `taps - 1` before it. Linear attention keeps what its
+    state is made of: queries and keys before its convolution, and values with `gates` numbers after them.
     """
 
     keys: tuple[int, int]
@@ -50,9 +51,12 @@ class LayerLayout:
     rotary: RotaryBand | None
     window: int | None = None
     taps: int | None = None
+    gates: int = 0
 
     @property
-    def kind(self) -> Literal["heads", "latent", "convolution"]:
+    def kind(self) -> Literal["heads", "latent", "convolution", "linear"]:
+        if self.gates:
+            return "linear"
         if self.taps is not None:
             return "convolution"
         return "latent" if self.rotary is not None and self.rotary.slot == "values" else "heads"

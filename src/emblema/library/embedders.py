@@ -101,8 +101,8 @@ def choose_space(adapter: Adapter, chunks: Sequence[Chunk], summary: int = SUMMA
     One draw may mislead, so the shares of several are averaged.
     """
     vocabulary = int(adapter.decoder.get_input_embeddings().num_embeddings)
-    # Convolutions keep rows that no query meets.
-    attended = [layer for layer, layout in enumerate(adapter.layouts) if layout.kind != "convolution"]
+    # Convolutions and linear attention keep rows that no query meets.
+    attended = [layer for layer, layout in enumerate(adapter.layouts) if layout.kind in ("heads", "latent")]
     summaries = {
         layer: torch.stack(
             [

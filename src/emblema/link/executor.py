@@ -78,6 +78,9 @@ class Executor:
         late = (computed[1:] & ~computed[:-1]).any(axis=0)
         if late.any():
             return f"row {int(late.argmax())} is computed above a layer that it skips"
+        narrows = any(part.layers != (0, plan.layers) for part in plan.ranges)
+        if self.adapter.keeps_states and narrows and any(part.hidden for part in plan.ranges):
+            return "a layer keeps a state of all rows before: rows are not hidden while others leave between layers"
         return None
 
     @torch.inference_mode()

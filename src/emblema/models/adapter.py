@@ -28,6 +28,7 @@ from emblema.models.families import family_of
 from emblema.models.families.base import Features, Prepared
 from emblema.models.fingerprint import WatchedWeights
 from emblema.models.layer_feed import LayerFeed, Narrow
+from emblema.models.linear_attention import LINEAR, StateScan, find_state_mixer
 from emblema.models.positions import chunk_positions
 from emblema.models.structure import (
     context_length,
@@ -86,6 +87,8 @@ class Adapter:
         self.tables: dict[str, RotaryTable] = dict(self.calibration.tables)
         self._windows = windows
         self._convolutions = frozenset(i for i, each in enumerate(self.layouts) if each.kind == "convolution")
+        found = {i: find_state_mixer(self.layers[i]) for i, each in enumerate(self.layouts) if each.kind == "linear"}
+        self._mixers: dict[int, Any] = found
         self.weights = WatchedWeights(model)
         self._cache_argument = cache_argument(self.decoder)
         self.version = f"{self.family}/{self.kind.version()}"
@@ -103,6 +106,11 @@ class Adapter:
     @property
     def dtype(self) -> torch.dtype:
         return self._embedding.weight.dtype
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether a layer keeps a state of all rows before, from which none can be hidden."""
+        return bool(self._mixers)
 
     @property
     def hidden_size(self) -> int:
@@ -245,6 +253,8 @@ class Adapter:
             parts = [batch]
             if len(batch.slots) > self.block_rows:
                 parts = batch.blocks(table.rows[batch.slots], table.groups[batch.slots], self.block_rows)
+            if self.keeps_states:
+                parts = [own for part in parts for own in part.by_hidden()]
             hidden, left = [], len(batch.slots)
             for part in parts:
                 self._give_way(len(part.slots))
@@ -273,7 +283,13 @@ class Adapter:
         extra = self.kind.decoder_arguments(self.model.config, batch.visual, batch.deepstack)
         share = 1 / len(self.layers)
         feed = LayerFeed(
-            table, self.devices, seen, narrow, lambda rows: self._give_way(rows * share), self._convolutions
+            table,
+            self.devices,
+            seen,
+            narrow,
+            lambda rows: self._give_way(rows * share),
+            self._convolutions,
+            self._mixers,
         )
         ids = batch.positions if self.axes == 1 else batch.positions[:, None]
         table.slots = batch.slots
@@ -283,6 +299,11 @@ class Adapter:
         finally:
             table.slots = table.rows_before = None
         return hidden if feed.rows is None else hidden[feed.rows.to(hidden.device)]
+
+    def make_states(self, table: KVTable) -> None:
+        """Have a table know the states of linear attention after all of its rows; decoding goes on from these."""
+        with torch.inference_mode():
+            StateScan(table, self._mixers).make_states()
 
     def decode(self, token_ids: Tensor, positions: Tensor, rows: Tensor, table: BatchTable) -> Tensor:
         """Run one new text row of each sequence of a batch, and append it.
@@ -341,8 +362,8 @@ class Adapter:
             extra: further arguments of the decoder.
         """
         mask: Any = {kind: masks[window] for kind, window in zip(self.types, self._windows, strict=True)}
-        if self._convolutions:
-            mask[CONVOLUTION] = None
+        # Layers that keep no rows of heads take no mask.
+        mask |= {kind: None for kind in (CONVOLUTION, LINEAR) if kind in self.types}
         with (
             attending_rows(self.config, feed.attend),
             feed.feeding(self.layers) if self.sharded or feed.is_needed else nullcontext(),
@@ -350,7 +371,7 @@ class Adapter:
             output = self.decoder(
                 inputs_embeds=embeds,
                 position_ids=ids,
-                attention_mask=mask if len(masks) > 1 or self._convolutions else next(iter(masks.values())),
+                attention_mask=mask if len(masks) > 1 or None in mask.values() else next(iter(masks.values())),
                 use_cache=True,
                 **{self._cache_argument: feed.table},
                 **extra,
@@ -425,7 +446,7 @@ class Adapter:
         with attending_by(self.config, attend):
             self.prefill(self.encode_text(torch.arange(count)))
         for layer, name in enumerate(self.names):
-            if layer not in asked | self._convolutions:
+            if layer not in asked | self._convolutions | self._mixers.keys():
                 raise UnsupportedModelError(
                     f"{name} does not attend through transformers' interface, so it cannot attend rows of a table."
                 )

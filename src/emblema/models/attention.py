@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from emblema.errors import ModelError
 from emblema.models.masks import TableOrder, attention_masks
 from emblema.models.tables import KVTable
 
@@ -158,6 +159,25 @@ class QueryBlock:
     free: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ScannedRows:
+    """Rows that linear attention runs over, in the order of the prompt.
+
+    Attributes:
+        slots: [scanned] int64, of the table.
+        places: [rows] int64, where the batch's rows are among them.
+        before: [earlier] int64, slots of the rows before, in order.
+        start: row of the prompt.
+        until: the state that they end with is of all rows before this one; 0 where it is not.
+    """
+
+    slots: Tensor
+    places: Tensor
+    before: Tensor
+    start: int
+    until: int
+
+
 RowKernel = Callable[[Tensor, Tensor, Tensor, TableOrder, float], Tensor]
 """Attention [heads, queries, width] of queries, keys, values, an order and a scale of the scores."""
 
@@ -207,6 +227,7 @@ class AttendedRows:
         self._blocks: dict[tuple[int | None, int], tuple[QueryBlock, ...]] = {}
         self._orders: dict[tuple[int | None, int], TableOrder] = {}
         self._before: dict[int, Tensor] = {}
+        self._scans: dict[int, ScannedRows] = {}
 
     def on(self, device: torch.device) -> "AttendedRows":
         """Return the same for layers on a device, copied there once; itself where it is there."""
@@ -239,6 +260,34 @@ class AttendedRows:
                 found = self._last_seen(places, ~self._hidden_from.index_select(1, slots), taps)
             self._before[taps] = slots[found.clamp_min(0)].masked_fill(found < 0, -1)
         return self._before[taps]
+
+    def scanned(self, start: int) -> "ScannedRows":
+        """Return the rows that linear attention runs over for the batch's rows, from row `start` of the prompt.
+
+        It begins with the prompt where a row of the batch is before `start`, or rows are hidden: these are left out.
+        All other rows before must be in the table.
+
+        Raises:
+            ModelError: not all rows of the batch are hidden from the same rows: a state is of all rows before.
+        """
+        if start not in self._scans:
+            rows = self._table.order(self.slots.device)[0][: self._table.length]
+            own = rows.index_select(0, self.slots)
+            first, last = (int(number) for number in own.aminmax())
+            ordered, slots = rows.sort()
+            begin, until = (start if first >= start else 0), last + 1
+            if self._hidden_from is not None:
+                if bool((self._hidden_from != self._hidden_from[:1]).any()):
+                    raise ModelError(
+                        "rows of one batch cannot be hidden from some of its rows alone: a layer keeps a state"
+                    )
+                kept = ~self._hidden_from[0].index_select(0, slots)
+                # A state without the hidden rows is of no other use.
+                ordered, slots, begin, until = ordered[kept], slots[kept], 0, 0
+            low, high = torch.searchsorted(ordered, ordered.new_tensor([begin, last + 1])).tolist()
+            places = torch.searchsorted(ordered, own) - low
+            self._scans[start] = ScannedRows(slots[low:high], places, slots[:low], begin, until)
+        return self._scans[start]
 
     def _last_seen(self, places: Tensor, seen: Tensor, taps: int) -> Tensor:
         """Return the last `taps` places up to each row's own, -1 for none, of those that are seen [rows, length]."""

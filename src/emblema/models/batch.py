@@ -37,6 +37,14 @@ class RowBatch:
             None if self.hidden_from is None else self.hidden_from[start:stop],
         )
 
+    def by_hidden(self) -> list["RowBatch"]:
+        """Return runs of rows that the same rows are hidden from, to be run one after another."""
+        if self.hidden_from is None:
+            return [self]
+        changes = (self.hidden_from[1:] != self.hidden_from[:-1]).any(dim=1).nonzero().squeeze(1) + 1
+        cuts = [0, *changes.tolist(), len(self.slots)]
+        return [self.slice(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
+
     def blocks(self, rows: Tensor, groups: Tensor, size: int) -> list["RowBatch"]:
         """Return runs of about `size` rows at most, to be run one after another; no bidirectional group is cut.
 

@@ -1,7 +1,7 @@
 """The KV table of sequences that are decoded together."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from emblema.errors import ModelError
 from emblema.kv.layout import LayerLayout
+from emblema.models.linear_attention import last_inputs
 from emblema.models.tables import DecoderCache, KVTable
 
 _FIRST_ROWS = 256
@@ -52,7 +53,12 @@ class BatchTable(DecoderCache):
         padded: bool = False,
         devices: Sequence[torch.device] | None = None,
     ) -> None:
-        super().__init__(layouts, dtype, device, devices)
+        # A layer of linear attention goes on from a state, and needs no rows.
+        kept = [replace(each, keys=(1, 0), values=(1, 0)) if each.kind == "linear" else each for each in layouts]
+        super().__init__(kept, dtype, device, devices)
+        # By such a layer, for each sequence: the last inputs of its convolution, and its state.
+        self._inputs: dict[int, Tensor] = {}
+        self._states: dict[int, Tensor] = {}
         self.lengths: list[int] = []
         self._padded = padded
         self._room = (0, 0)
@@ -93,7 +99,10 @@ class BatchTable(DecoderCache):
         table.settle()
         number, length = self.sequences, table.length
         self._reserve(number + 1, length + 1)
-        for layer in range(len(self.layouts)):
+        for layer, layout in enumerate(self.layouts):
+            if layout.kind == "linear":
+                self._admit_state(table, layer)
+                continue
             rows = table.read(layer)
             self._keys[layer][number, :, :length] = rows.keys
             self._values[layer][number, :, :length] = rows.values
@@ -101,6 +110,32 @@ class BatchTable(DecoderCache):
         self.lengths.append(length)
         self._moved = True
         return number
+
+    def _admit_state(self, table: KVTable, layer: int) -> None:
+        """Copy a table's state of a layer of linear attention, which must be of all its rows.
+
+        Raises:
+            ModelError: no forward has ended with the last row of the prompt since rows of the layer changed.
+        """
+        known, order = table.states.get(layer), table.rows[: table.length].sort()
+        if known is None or known.until <= int(order.values[-1]):
+            raise ModelError(f"The state of layer {layer} is not known: run the last row of the prompt first.")
+        taps = self.layouts[layer].taps or 1
+        inputs = last_inputs(table, layer, order.indices.to(self.devices[layer]), taps)
+        for held, given in ((self._inputs, inputs), (self._states, known.state)):
+            held.setdefault(layer, given.new_zeros(self._room[0], *given.shape[1:]))[self.sequences] = given[0]
+
+    def get_conv_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor | None:
+        """Hand linear attention the last inputs of its convolution, which it changes in place."""
+        return self._inputs[layer_idx][: self._width] if layer_idx in self._inputs else None
+
+    def get_recurrent_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor:
+        """Hand linear attention its states [sequences, heads, key width, value width]."""
+        return self._states[layer_idx][: self._width]
+
+    def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor:
+        """Called by linear attention: keep the states that a step ends with."""
+        return self._states[layer_idx][: self._width].copy_(recurrent_states)
 
     def release(self, number: int) -> None:
         """Forget a sequence; the last one takes its number."""
@@ -113,12 +148,15 @@ class BatchTable(DecoderCache):
                 for table in tables:
                     table[number, :, :length] = table[last, :, :length]
             self._rows[number, :length] = self._rows[last, :length]
+            for held in (*self._inputs.values(), *self._states.values()):
+                held[number] = held[last]
             self.lengths[number] = length
         self.lengths.pop()
         self._moved = True
         if last == 0 and not self._padded:
             # Nothing of earlier sequences stays in memory.
             self._room, self._keys, self._values, self._rows = (0, 0), [], [], self._rows[:0, :0].clone()
+            self._inputs, self._states = {}, {}
 
     def begin(self) -> None:
         """Begin a step of one new row of each sequence."""
@@ -209,6 +247,9 @@ class BatchTable(DecoderCache):
             places[: self._rows.shape[0], : self._rows.shape[1]] = self._rows
             self._numbers = torch.arange(room[0], device=self.device)
             self._lengths = torch.zeros(room[0], dtype=torch.int64, device=self.device)
+        for held in (self._inputs, self._states):
+            for layer, old in held.items():
+                held[layer] = torch.nn.functional.pad(old, (*(0, 0) * (old.dim() - 1), 0, room[0] - len(old)))
         self._rows, self._room = places, room
         self._storage, self._moved = self._storage + 1, True
 

@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicCache
 
 from emblema.errors import UnsupportedModelError
 from emblema.kv.layout import LayerLayout, Pairing, RotaryBand, Slot
+from emblema.models.linear_attention import LINEAR, find_state_mixer, linear_layout
 
 FIT_POSITIONS = (1, 5, 37, 401, 4099, 65537, 524309, 1000003)
 CONVOLUTION = "conv"
@@ -89,6 +90,10 @@ def calibrate(
     types = layer_types(decoder, len(layers))
     cache = _one_token_rows(decoder, points, axes, types)
     for index, name in enumerate(names):
+        if types[index] == LINEAR:
+            layouts.append(linear_layout(find_state_mixer(layers[index])))
+            errors.append(0.0)
+            continue
         if types[index] == CONVOLUTION:
             layout, error = _convolution(cache, index, name)
             layouts.append(layout)
@@ -147,9 +152,9 @@ def _one_token_rows(decoder: Any, points: Tensor, axes: int, types: Sequence[str
     ids = positions if axes == 1 else positions.transpose(0, 1).unsqueeze(-1)
     mask: Any = torch.zeros(count, 1, 1, 1, dtype=dtype, device=device)
     cache = DynamicCache()
-    if CONVOLUTION in types:
+    if {CONVOLUTION, LINEAR} & set(types):
         cache = DynamicCache(config=decoder.config)
-        mask = {kind: None if kind == CONVOLUTION else mask for kind in types}
+        mask = {kind: None if kind in (CONVOLUTION, LINEAR) else mask for kind in types}
     arguments: dict[str, Any] = {"inputs_embeds": embeds, "position_ids": ids, cache_argument(decoder): cache}
     with torch.inference_mode():
         decoder(**arguments, attention_mask=mask, use_cache=True)

@@ -61,7 +61,8 @@ class DecodeSteps:
 
     def __init__(self, adapter: Adapter, table: BatchTable, recorder: StepRecorder) -> None:
         self._adapter, self._table = adapter, table
-        self._recorder: StepRecorder | None = recorder
+        # To record a step is to run it more than once, and a state would change each time.
+        self._recorder: StepRecorder | None = None if adapter.keeps_states else recorder
         self._kept: OrderedDict[StepShape, _Kept] = OrderedDict()
         self._weights = adapter.weights.stamp()
 

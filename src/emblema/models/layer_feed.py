@@ -1,6 +1,6 @@
 """What a decoder's layers are given in one forward: the rows that still run, on each layer's device."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from emblema.models.attention import AttendedRows, attend_step
+from emblema.models.linear_attention import StateScan
 from emblema.models.tables import DecoderCache, KVTable
 
 Narrow = Callable[[int], Tensor | None]
@@ -31,6 +32,7 @@ class LayerFeed:
         seen: what the rows attend; None for a step of decoding, whose table knows it.
         narrow: says which rows leave; None keeps all.
         convolutions: layers whose rows are sequences of one row to them: the table says what each of these reads.
+        mixers: modules of linear attention by layer, which run over all rows before.
         before_layer: called before each layer with the number of its rows.
 
     Attributes:
@@ -45,11 +47,13 @@ class LayerFeed:
         narrow: Narrow | None = None,
         before_layer: Callable[[int], None] | None = None,
         convolutions: Collection[int] = (),
+        mixers: Mapping[int, nn.Module] | None = None,
     ) -> None:
         self.table, self._devices, self._seen = table, tuple(devices), seen
         self._narrow, self._before_layer = narrow, before_layer
         # In a step of decoding they are sequences of one row already.
         self._convolutions = frozenset(() if seen is None else convolutions)
+        self._scan = StateScan(table, mixers) if mixers and isinstance(table, KVTable) else None
         self._whole: Tensor | None = None
         # Copies of what all layers share, with the original, whose identity they are found by.
         self._copies: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
@@ -57,8 +61,8 @@ class LayerFeed:
 
     @property
     def is_needed(self) -> bool:
-        """Whether rows may leave, or layers take them apart."""
-        return self._narrow is not None or bool(self._convolutions)
+        """Whether rows may leave, layers take them apart, or run over others too."""
+        return self._narrow is not None or bool(self._convolutions) or self._scan is not None
 
     def attend(self, *args: Any, **extra: Any) -> tuple[Tensor, None]:
         """Attend for the rows that still run, in transformers' interface."""
@@ -67,7 +71,7 @@ class LayerFeed:
     @contextmanager
     def feeding(self, layers: Sequence[nn.Module]) -> Iterator[None]:
         """Feed the layers inside the block, in the forward with this table."""
-        hooks = []
+        hooks = [] if self._scan is None else self._scan.register()
         for index, layer in enumerate(layers):
             hooks.append(layer.register_forward_pre_hook(partial(self._before, index), with_kwargs=True))
             if self._narrow is not None or index in self._convolutions:
@@ -94,6 +98,8 @@ class LayerFeed:
         if self._seen is not None and isinstance(self.table, KVTable):
             seen = self._seen.on(device)
             self.table.slots, self.table.rows_before = seen.slots, seen.rows_before
+            if self._scan is not None:
+                self._scan.seen = seen
         given = {name: self._given(value, -1 if name in _OF_ROWS else -2, device) for name, value in named.items()}
         return (hidden.transpose(0, 1) if index in self._convolutions else hidden, *args[1:]), given
 

@@ -5,9 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
 from emblema.errors import ModelError, UnsupportedModelError
 from emblema.models.calibrate import CONVOLUTION, layer_types, rotary_module
+from emblema.models.linear_attention import LINEAR, find_state_mixer
 
 
 def find_decoder(model: Any) -> nn.Module:
@@ -71,6 +73,8 @@ def refuse_unsupported(decoder: nn.Module, layers: Sequence[nn.Module], names: S
     rotary table cast through bfloat16.
     """
     for kind, layer, name in zip(layer_types(decoder, len(layers)), layers, names, strict=True):
+        if kind == LINEAR and find_state_mixer(layer) is not None and hasattr(Cache, "get_recurrent_state"):
+            continue
         if kind == "chunked_attention":
             raise UnsupportedModelError(
                 f"{name} is a chunked attention layer: its rows attend their own stretch of the prompt alone, and "

@@ -1,6 +1,7 @@
 """KV tables that a decoder of transformers is given as its cache."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +11,29 @@ from transformers.cache_utils import Cache
 from emblema.errors import ModelError
 from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.kv.placing import LayerMemory
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """A state [1, heads, key width, value width] of linear attention, of all rows of a prompt before row `until`."""
+
+    state: Tensor
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScanStart:
+    """Where a layer of linear attention begins, and the row of the prompt before which it ends.
+
+    Attributes:
+        state: [1, heads, key width, value width]; None at the beginning of the prompt.
+        inputs: [1, channels, taps - 1] of its convolution, of the rows before; None there.
+        until: row of the prompt.
+    """
+
+    state: Tensor | None
+    inputs: Tensor | None
+    until: int
 
 
 class DecoderCache(Cache):
@@ -25,6 +49,7 @@ class DecoderCache(Cache):
 
     Attributes:
         elsewhere: the devices of layers beside `device`, each once.
+        scan: where the layer of linear attention under way begins.
     """
 
     def __init__(
@@ -41,6 +66,7 @@ class DecoderCache(Cache):
         self.elsewhere = tuple(place for place in dict.fromkeys(self.devices) if place != self.device)
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
+        self.scan: ScanStart | None = None
 
     @property
     def attended(self) -> int:
@@ -80,6 +106,9 @@ class DecoderCache(Cache):
             the prompt begins.
         """
         layout = self.layouts[layer_idx]
+        if layout.kind == "linear":
+            before = None if self.scan is None else self.scan.inputs
+            return conv_states if before is None else torch.cat((before, conv_states), dim=-1)
         given = conv_states[:, None, None, :, 0].split((layout.keys[1], layout.values[1]), dim=-1)
         self._write_new(layer_idx, *given)
         keys, values = self._keys[layer_idx], self._values[layer_idx]
@@ -98,8 +127,13 @@ class DecoderCache(Cache):
         """
         raise NotImplementedError
 
-    def get_conv_state(self, *args: Any, **kwargs: Any) -> None:
+    def get_conv_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor | None:
         """Hand a convolution no earlier inputs: `update_conv_state` has them."""
+        return None
+
+    def is_recording_past(self, *args: Any, **kwargs: Any) -> bool:
+        """Return that no earlier states are to be kept."""
+        return False
 
     def has_previous_state(self, *args: Any, **kwargs: Any) -> bool:
         """Return that no earlier inputs are to be asked for, as releases before 5.23 ask."""
@@ -137,6 +171,7 @@ class KVTable(DecoderCache):
         capacity: physical rows allocated; grows by doubling.
         slots: where a forward under way writes its rows.
         rows_before: of a forward under way, the slots [rows, taps] that convolutions of so many taps read.
+        states: by layer of linear attention, the state that its last forward ended with, while its rows stay.
         rows: [capacity] int64, row of the prompt held by each slot; `order` has it on the layers' devices.
         groups: [capacity] int64, bidirectional group of each slot; -1 is causal.
     """
@@ -154,6 +189,7 @@ class KVTable(DecoderCache):
         self.capacity = 0
         self.slots: Tensor | slice | None = None
         self.rows_before: Callable[[int], Tensor] | None = None
+        self.states: dict[int, LayerState] = {}
         self._fill: Callable[[int], None] | None = None
         self._unfilled: set[int] = set()
         self.rows = torch.empty(0, dtype=torch.int64, device=self.device)
@@ -194,6 +230,8 @@ class KVTable(DecoderCache):
     def allocate(self, rows: Tensor, groups: Tensor | None = None) -> range:
         """Append slots for rows of the prompt [n] int64 (groups likewise; none: causal); contents are not yet set."""
         start, stop = self.length, self.length + int(rows.shape[0])
+        if self.states and len(rows) and int(rows.min()) < max(known.until for known in self.states.values()):
+            self.states.clear()
         if stop > self.capacity:
             self._reserve(max(stop, 2 * self.capacity))
         if len(rows) == 1 and rows.device.type == "cpu":
@@ -208,6 +246,15 @@ class KVTable(DecoderCache):
 
     def write(self, layer: int, slots: Tensor | slice, rows: LayerRows) -> None:
         """Scatter rows of one layer into slots, which must be allocated."""
+        self.states.pop(layer, None)
+        self._put(layer, slots, rows)
+
+    def put(self, layer: int, slots: Tensor, rows: LayerRows) -> None:
+        """Write what a forward computes in a layer of linear attention, whose state follows."""
+        self._ready(layer)
+        self._put(layer, slots, rows)
+
+    def _put(self, layer: int, slots: Tensor | slice, rows: LayerRows) -> None:
         for table, given in ((self._keys[layer][0], rows.keys), (self._values[layer][0], rows.values)):
             if isinstance(slots, slice):
                 table[:, slots].copy_(given)
@@ -262,6 +309,7 @@ class KVTable(DecoderCache):
     def drop(self, keep: Tensor) -> None:
         """Keep only the given slots [n] int64, in that order; slots move to 0 … n - 1."""
         self.settle()
+        self.states.clear()
         count = int(keep.shape[0])
         where = self._on_layers(keep)
         for tables in (self._keys, self._values):
@@ -277,6 +325,7 @@ class KVTable(DecoderCache):
         """Forget all slots from `length` on."""
         if not 0 <= length <= self.length:
             raise ModelError(f"A table of {self.length} rows cannot be truncated to {length}.")
+        self.states.clear()
         self.length = length
 
     def update(
@@ -289,6 +338,16 @@ class KVTable(DecoderCache):
             raise ModelError("The table has no slots for this forward; run the decoder through Adapter.forward.")
         self.write(layer_idx, self.slots, LayerRows(key_states[0], value_states[0]))
         return keys[:, :, : self.length], values[:, :, : self.length]
+
+    def get_recurrent_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor | None:
+        """Hand linear attention the state that it begins with."""
+        return None if self.scan is None else self.scan.state
+
+    def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor:
+        """Called by linear attention: keep the state that it ends with."""
+        if self.scan is not None:
+            self.states[layer_idx] = LayerState(recurrent_states, self.scan.until)
+        return recurrent_states
 
     def _write_new(self, layer: int, keys: Tensor, values: Tensor) -> None:
         self._ready(layer)

@@ -101,6 +101,8 @@ class DecodeBatch:
         """
         if self._steps is not None:
             self._steps.follow_weights()
+        if self.adapter.keeps_states:
+            self.adapter.make_states(start.table)
         self._table.admit(start.table)
         self._sequences.append(sequence)
 

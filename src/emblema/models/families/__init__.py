@@ -25,11 +25,12 @@ def families() -> tuple[Family, ...]:
     from emblema.models.families.omni import Omni, Qwen3Omni
     from emblema.models.families.ovis2 import Ovis2
     from emblema.models.families.paddleocr import Ernie, PaddleOCR
-    from emblema.models.families.qwen_vl import Qwen3VL, QwenVL
+    from emblema.models.families.qwen_vl import Qwen3VL, Qwen35VL, QwenVL
 
     return (
         QwenVL(),
         Qwen3VL(),
+        Qwen35VL(),
         Glm4v(),
         Llava(),
         LlavaNext(),

@@ -101,6 +101,14 @@ class Qwen3VL(QwenVL):
         return Prepared("video", tokens(ids), features, tuple(grids))
 
 
+class Qwen35VL(Qwen3VL):
+    """Qwen3.5 and 3.6, dense and with experts: three layers of four are linear attention."""
+
+    name = "Qwen3.5"
+    model_types = ("qwen3_5", "qwen3_5_moe")
+    notes = "linear attention, whose rows are what its state is made of: large; native video with time stamps"
+
+
 def temporal_patch(kit: Toolkit) -> int:
     """Frames in one grid step."""
     return int(kit.config.vision_config.temporal_patch_size)
