@@ -21,6 +21,7 @@ from emblema.served.request_plan import (
     ServedRequest,
     build_prompt,
 )
+from emblema.served.request_report import PREFIX_HAS_IT
 from emblema.store import Store
 from emblema.store.identity import request_salt
 from emblema.vllm import plan_maker as plan_maker_module
@@ -77,13 +78,24 @@ def test_a_request_is_described_and_planned_once(planner: RequestPlanner, store:
     assert unplanned(planner, "text", ServedRequest([1, 2], ())) is None
     assert planner.prepare("text", never) and planner.get("text") is None
     refused = replace(request("a", "b"), refusal="it is not to be")
-    assert unplanned(planner, "refused", refused) is None and planner.finish("refused") is None
+    assert unplanned(planner, "refused", refused) is None
+    assert planner.finish("refused") == {
+        "strategy": "plain",
+        "prompt_tokens": 604,
+        "media_tokens": 600,
+        "linked_tokens": 0,
+        "kv_bytes": 0,
+        "stored": False,
+        "remark": "it is not to be",
+    }
+    assert planner.finish("text") is None
 
 
 def test_nothing_is_planned_without_a_spec(store: Store) -> None:
     planner = RequestPlanner(None, store, "blind", True, BatchPlaces(8), refusal="no layout")
     assert unplanned(planner, "1", request("a")) is None
-    assert planner.admit("1", 0) and not told(planner, {"1": (0, 303)}).loads and planner.finish("1") is None
+    assert planner.admit("1", 0) and not told(planner, {"1": (0, 303)}).loads
+    assert (planner.finish("1") or {})["remark"] == "no layout"
 
 
 def test_an_error_of_a_plan_ends_nothing(planner: RequestPlanner, caplog: pytest.LogCaptureFixture) -> None:
@@ -219,6 +231,22 @@ def test_a_prompt_that_needs_more_places_than_there_are_is_computed(store: Store
     planned(planner, "2", request(*names[1:]))
     stage(planner, "2")
     assert not planner.admit("3", 0), "eight runs take eight places"
+
+
+def test_a_reply_says_why_nothing_was_linked(store: Store) -> None:
+    planner = planner_of(store, "auto")
+
+    def remark(name: str, shown: ServedRequest, ready: int = 0) -> object:
+        planned(planner, name, shown)
+        planner.admit(name, ready)
+        told(planner)
+        return (planner.finish(name) or {})["remark"]
+
+    assert "not stored yet" in str(remark("new", request("a", "b")))
+    put(store, request("a", "b"))
+    assert "antecedents are not known" in str(remark("another order", request("b", "a")))
+    assert remark("found", request("a", "b", strategy="blind"), 604) == PREFIX_HAS_IT
+    assert remark("full", request("a", "b", strategy="full")) is None
 
 
 def test_a_request_that_asks_is_told_of_its_pieces(planner: RequestPlanner, store: Store) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from emblema.errors import EmblemaError
 from emblema.vllm import internals
 
 
@@ -89,6 +90,16 @@ def test_pages_of_8_bits_and_latents_fit(changes: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_servers_that_compute_everything(changes: dict[str, Any], words: str) -> None:
     assert words in (internals.unfit(*server(**changes)) or "")
+
+
+@pytest.mark.parametrize("connector", ["MultiConnector", None])
+def test_the_worker_is_refused_inside_or_beside_another_connector(connector: str | None) -> None:
+    """Nothing would be linked, and the scheduler's side would wait for it for ever."""
+    from emblema.vllm import EmblemaWorker
+
+    transfer = None if connector is None else SimpleNamespace(kv_connector=connector)
+    with pytest.raises(EmblemaError, match="MultiConnector"):
+        EmblemaWorker(vllm_config=SimpleNamespace(kv_transfer_config=transfer))
 
 
 def test_engines_of_a_model_with_experts_step_together() -> None:

@@ -349,6 +349,7 @@ def test_tenants_do_not_meet(served, subject, engine) -> None:
         ({"strategy": "orbit-8"}, {}, "an orbit patch is not stored"),
         ({"strategy": "no-such"}, {}, "unknown strategy"),
         ({"strategy": 7}, {}, "give a name"),
+        ({"strategi": "blind"}, {}, "strategi"),
     ],
 )
 def test_what_pages_cannot_do_is_computed_and_said(served, subject, engine, options, more, words) -> None:
@@ -386,7 +387,7 @@ def test_prompt_logprobs_are_computed_plainly(served, subject, engine) -> None:
     given = subject.prompt(2, seed=61)
     learn(served, given)
     answer = served.ask(given.token_ids, given.pictures, prompt_logprobs=1)
-    assert answer.report == {} and answer.cached == 0
+    assert "prompt_logprobs" in answer.report["remark"] and answer.report["linked_tokens"] == answer.cached == 0
     assert error(answer, wanted(engine, given, "full")) <= TOLERANCE
 
 

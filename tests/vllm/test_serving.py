@@ -33,6 +33,16 @@ def test_the_server_s_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "--kv-transfer-config" not in command("reference", None)
 
 
+@pytest.mark.parametrize("option", ["--kv-transfer-config={}", "--kv_transfer_config.kv_role", "--worker-cls"])
+def test_options_that_the_command_gives_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setattr("emblema.vllm.serving.find_spec", lambda name: object())
+    with pytest.raises(EmblemaError, match="leave it out"):
+        command("reference", tmp_path, more=["--port", "1", option, "x"])
+    assert option in command("reference", None, more=[option, "x"]), "plain vLLM"
+
+
 def test_vllm_serve_hands_other_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("emblema.vllm.serving.find_spec", lambda name: object())
     options = ["--store", str(tmp_path / "kept"), "--strategy", "patch-25%", "--dry-run", "--port", "8123"]

@@ -1,7 +1,9 @@
 """What a reply reports of its prompt."""
 
 from emblema.served.model_spec import ModelSpec
-from emblema.served.request_plan import RequestPlan
+from emblema.served.request_plan import RequestPlan, ServedRequest
+
+PREFIX_HAS_IT = "the prefix cache has as much of it, exactly"
 
 
 def report_of(plan: RequestPlan, spec: ModelSpec) -> dict[str, object]:
@@ -20,6 +22,30 @@ def report_of(plan: RequestPlan, spec: ModelSpec) -> dict[str, object]:
         "linked_tokens": plan.linked,
         "kv_bytes": plan.linked * spec.shards * spec.row_bytes,
         "stored": not plan.missing and not plan.lacking,
-        "remark": plan.remark,
+        "remark": _remark(plan),
     }
     return report if plan.margin is None else report | {"margin": plan.margin}
+
+
+def plain_report(request: ServedRequest, reason: str) -> dict[str, object]:
+    """Return the report of a request with media that was computed without a plan, and why."""
+    return {
+        "strategy": "plain",
+        "prompt_tokens": len(request.token_ids),
+        "media_tokens": sum(item.tokens for item in request.items),
+        "linked_tokens": 0,
+        "kv_bytes": 0,
+        "stored": False,
+        "remark": reason,
+    }
+
+
+def _remark(plan: RequestPlan) -> str | None:
+    """Return why a request was not linked as asked; None where it was, or asked for a full prefill."""
+    if plan.remark is not None or plan.linked or plan.plan.strategy == "full":
+        return plan.remark
+    if plan.cached.spans:
+        return PREFIX_HAS_IT
+    if plan.missing:
+        return "some of its pictures are not stored yet"
+    return "; ".join(dict.fromkeys(own.reason for own in plan.plan.decisions)) or None

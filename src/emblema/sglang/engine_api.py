@@ -4,18 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from emblema.serve.beside.body_media import FORMS
-from emblema.serve.beside.engine_api import EngineApi, options_under
-
-_FIELD = "custom_params"
+from emblema.serve.beside.engine_api import EngineApi
 
 
 def _named(part: dict[str, Any], kind: str, name: str) -> dict[str, Any]:
     # SGLang verifies names: they would have to be the bytes' digest, whoever sent them.
     return part
-
-
-def _give_options(body: dict[str, Any], options: Mapping[str, Any]) -> None:
-    options_under(body, _FIELD, options)
 
 
 def _report(reply: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -45,7 +39,7 @@ SGLANG = EngineApi(
         "bootstrap_port", "bootstrap_room", "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank",
     ),
     media_name=_named,
-    give_options=_give_options,
+    options_in="custom_params",
     wants_report={"return_meta_info": True},
     report=_report,
     remark=_remark,

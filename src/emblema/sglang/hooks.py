@@ -15,6 +15,7 @@ from emblema.link.plan import LinkPlan, RowSource
 from emblema.served.captures import CaptureQueue
 from emblema.served.keeping import PieceKeeper
 from emblema.served.model_spec import ModelSpec, anchor_of, checkpoint_folder, files_fingerprint, model_spec_of
+from emblema.served.request_report import PREFIX_HAS_IT
 from emblema.served.settings import PluginSettings
 from emblema.served.shards import ShardStore
 from emblema.sglang.linked_forward import LinkedForward
@@ -126,7 +127,7 @@ class SchedulerHooks:
         if plan is not None and plan.cached.spans and not request.is_retracted:
             taken = sum(stop - start for start, stop in plan.cached.spans)
             if prefix_rows(scheduler, request) >= taken:
-                plan.decline("the prefix cache has as much of it, exactly")
+                plan.decline(PREFIX_HAS_IT)
         if plan is not None and plan.cached.private_from(0) is not None:
             # Its rows are approximate: only a prompt that takes the same finds them.
             request.extra_key = marked_key(request, taken_digest(plan.plan))

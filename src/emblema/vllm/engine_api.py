@@ -4,17 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from emblema.serve.beside.body_media import FORMS
-from emblema.serve.beside.engine_api import EngineApi, options_under
+from emblema.serve.beside.engine_api import EngineApi
 
 _FIELD = "kv_transfer_params"
 
 
 def _named(part: dict[str, Any], kind: str, name: str) -> dict[str, Any]:
     return {**part, "uuid": name}
-
-
-def _give_options(body: dict[str, Any], options: Mapping[str, Any]) -> None:
-    options_under(body, _FIELD, options)
 
 
 def _report(reply: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -35,7 +31,7 @@ VLLM = EngineApi(
     open=("/health", "/ping", "/version", "/load", "/metrics", "/openapi.json", "/docs", "/redoc"),
     forms=FORMS,
     media_name=_named,
-    give_options=_give_options,
+    options_in=_FIELD,
     wants_report={},
     report=_report,
     remark=_remark,

@@ -20,6 +20,7 @@ from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, Schedul
 from emblema.errors import EmblemaError
 from emblema.link.prompt import Rows
 from emblema.served.captures import ChunkCapture
+from emblema.served.request_options import read_options
 from emblema.served.request_plan import MediaItem, ServedRequest
 from emblema.vllm.media_digests import MediaDigests
 from emblema.vllm.step_metadata import PlacedFeature, SidePrompt
@@ -41,14 +42,18 @@ def describe_request(request: Any, shown: MediaDigests) -> ServedRequest:
         )
         for index, (feature, place) in enumerate(zip(request.mm_features, places, strict=True))
     )
-    parameters = request.kv_transfer_params or {}
-    options = parameters.get("emblema")
+    options: Mapping[str, Any] = {}
+    refusal = _refusal(request, items)
+    try:
+        options = read_options((request.kv_transfer_params or {}).get("emblema"))
+    except EmblemaError as error:
+        refusal = refusal or str(error)
     return ServedRequest(
         tuple(request.prompt_token_ids or ()),
         items,
         request.cache_salt,
-        options if isinstance(options, dict) else {},
-        _refusal(request, items),
+        options,
+        refusal,
         request,
         partial(shown.digests, request.mm_features),
     )

@@ -29,6 +29,7 @@ class PendingPlan:
         request: what is planned.
         done: set once `plan` is there.
         plan: the plan; None for a request that is not linked.
+        refusal: why it has none.
         asked: when the scheduler first wanted it, in monotonic seconds; None before.
         awaited: since when it waits for pictures that are prefilled alone; None where it does not.
         replans: how often it was planned again.
@@ -39,6 +40,7 @@ class PendingPlan:
     request: ServedRequest
     done: threading.Event = field(default_factory=threading.Event)
     plan: RequestPlan | None = None
+    refusal: str = "it could not be planned"
     asked: float | None = None
     awaited: float | None = None
     replans: int = 0
@@ -107,6 +109,7 @@ class PlanMaker:
         refusal = request.why_plain() or (None if named else "a picture's name was another's before")
         if refusal is not None:
             self._log_once(f"a request is computed plainly: {refusal}")
+            pending.refusal = refusal
             return None
         captures = self._forms and not pending.final and request.options.get("capture", True) is True
         return self._planning.plan(request, self._costs(captures), self._measured.of(request.store_salt))

@@ -14,7 +14,7 @@ from emblema.link.policy.policy import Policy
 from emblema.link.prompt import Prompt
 from emblema.served.model_spec import ModelSpec
 from emblema.served.request_plan import NOT_READY, RequestPlan, ServedRequest
-from emblema.served.request_report import report_of
+from emblema.served.request_report import plain_report, report_of
 from emblema.served.row_threshold import DEFAULT_ROWS, RowThreshold
 from emblema.store import Store
 from emblema.vllm.batch_places import BatchPlaces
@@ -45,6 +45,7 @@ most: of many that come at once each waits for the pictures of those before it, 
 REPLANNING_SECONDS, MOST_REPLANS = 0.02, 25
 """How soon and how often a request is planned again once its pictures were, as they may not be stored yet."""
 REMEMBERED_CAPTURES, REMEMBERED_OPENINGS = 4096, 2**16
+LATE = "the store did not answer in time"
 STAGING_SECONDS = 1.0
 """How long a request waits until all workers have read what it takes; it is computed plainly after that."""
 
@@ -140,6 +141,9 @@ class RequestPlanner:
         # Whether a step waited for plans that were not made in time, and still are not.
         self._hurried = False
         self._plans: dict[str, RequestPlan | None] = {}
+        # Reports of requests with media that have no plan.
+        self._plain: dict[str, dict[str, object]] = {}
+        self._refusal = refusal or "this server links nothing"
         self._counts = LinkCounts()
         self._numbers = count()
         self._stagings: dict[str, Staging] = {}
@@ -174,15 +178,22 @@ class RequestPlanner:
         """Begin to plan a request that has arrived."""
         if request_id in self._plans or request_id in self._pending:
             return
-        maker = self.maker
-        request = None if maker is None else describe()
+        request = describe()
         if self._late is not None and self._late.done.is_set():
             self._late = None
-        if maker is None or request is None or not request.items or self._late is not None:
+        if not request.items:
             self._plans[request_id] = None
+        elif self.maker is None:
+            self._compute(request_id, request, self._refusal)
+        elif self._late is not None:
+            self._compute(request_id, request, LATE)
         else:
             pending = self._pending[request_id] = PendingPlan(request)
-            maker.begin(pending)
+            self.maker.begin(pending)
+
+    def _compute(self, request_id: str, request: ServedRequest, reason: str) -> None:
+        """Have a request with media computed without a plan."""
+        self._plans[request_id], self._plain[request_id] = None, plain_report(request, reason)
 
     def prepare(self, request_id: str, describe: Callable[[], ServedRequest]) -> bool:
         """Return whether it is decided what a request takes; where it is not, the scheduler asks again later."""
@@ -202,7 +213,10 @@ class RequestPlanner:
             self._await_chunks(pending, plan, now)
             return False
         del self._pending[request_id]
-        self._plans[request_id] = plan
+        if plan is None:
+            self._compute(request_id, pending.request, pending.refusal if pending.done.is_set() else LATE)
+        else:
+            self._plans[request_id] = plan
         return True
 
     def _await_chunks(self, pending: PendingPlan, plan: RequestPlan, now: float) -> None:
@@ -249,13 +263,13 @@ class RequestPlanner:
         return self._plans.get(request_id)
 
     def finish(self, request_id: str) -> dict[str, object] | None:
-        """Forget a request and return what its reply reports; None where nothing was planned."""
+        """Forget a request and return what its reply reports; None for one without media."""
         self._drop(request_id)
         self._places.leave(request_id)
         self.readings.abandon(request_id)
         self._pending.pop(request_id, None)
-        plan = self._plans.pop(request_id, None)
-        return None if plan is None or self.spec is None else report_of(plan, self.spec)
+        plan, plain = self._plans.pop(request_id, None), self._plain.pop(request_id, None)
+        return plain if plan is None or self.spec is None else report_of(plan, self.spec)
 
     # steps
 

@@ -54,7 +54,7 @@ class PromptCounts:
         self._counts[f"hits {lane}"] += linked > 0
         self._counts["prompt_rows patched"] += patched
         self._counts["prompt_rows taken"] += max(0, linked - patched)
-        self._counts["fallbacks"] += report is not None and report["remark"] is not None
+        self._counts["fallbacks"] += plan is not None and plan.remark is not None
 
     def take(self) -> dict[str, int]:
         """Return what was counted since the last call."""

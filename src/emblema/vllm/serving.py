@@ -10,7 +10,7 @@ from pathlib import Path
 from emblema.errors import EmblemaError
 from emblema.models.names import BUNDLED
 from emblema.serve.beside import command_line
-from emblema.serve.beside.command_line import value_of, with_defaults
+from emblema.serve.beside.command_line import name_of, value_of, with_defaults
 
 WORKER = "emblema.vllm.EmblemaWorker"
 ENCODINGS = {"ec_connector": "EmblemaEncoderConnector", "ec_role": "ec_consumer"}
@@ -81,9 +81,16 @@ def command(
         least_rows: as in `PluginSettings`.
 
     Raises:
-        EmblemaError: vLLM is not installed here.
+        EmblemaError: vLLM is not installed here, or an option is given that this command gives.
     """
     check_installed()
+    own = ("--kv-transfer-config", "--ec-transfer-config", "--worker-cls")
+    given = [option for option in more if store is not None and name_of(option).partition(".")[0] in own]
+    if given:
+        raise EmblemaError(
+            f"{given[0]} is what this command gives vLLM itself, and the later one would turn linking off: leave it "
+            "out, or start `vllm serve` by hand with one connector."
+        )
     from emblema.models.load import model_source
 
     source = model_source(model)

@@ -45,6 +45,13 @@ class StartCosts:
     load: float
     taken: float
 
+    def __str__(self) -> str:
+        ms, us = 1e3, 1e6
+        return (
+            f"a forward {ms * self.forward:.1f} ms and {us * self.row:.1f} us a row, placing {ms * self.load:.1f} ms and "
+            f"{us * self.taken:.1f} us a row"
+        )
+
     @property
     def least_rows(self) -> int:
         """Rows that linking has to save to cost less than one forward more, and one load, do."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.platforms import current_platform
 
+from emblema.errors import EmblemaError
 from emblema.vllm.connectors import EmblemaConnector, StepMessage
 
 if TYPE_CHECKING or not current_platform.is_cpu():
@@ -17,7 +18,20 @@ class EmblemaWorker(Worker):
     """Has each step rewritten before the model's runner sees it; see `step_rewriter`.
 
     Rows are of the weights that the server was started with: once these change, nothing is taken or kept any more.
+
+    Raises:
+        EmblemaError: the server's connector is another, or is inside another.
     """
+
+    def __init__(self, vllm_config: Any, *given: Any, **named: Any) -> None:
+        transfer = vllm_config.kv_transfer_config
+        found = None if transfer is None else transfer.kv_connector
+        if found != "EmblemaConnector":
+            raise EmblemaError(
+                f"EmblemaWorker needs EmblemaConnector as the server's own connector, which is {found}: it does not "
+                "work inside MultiConnector, nor beside another. Leave out --worker-cls, or give the connector alone."
+            )
+        super().__init__(vllm_config, *given, **named)
 
     def execute_model(self, scheduler_output: Any) -> Any:
         connector, message = _connector(), scheduler_output.kv_connector_metadata

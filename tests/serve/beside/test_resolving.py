@@ -93,6 +93,9 @@ def test_without_keys_files_are_resolved_and_nothing_is_named(tmp_path: Path) ->
         [part] = given["messages"][0]["content"]
         assert part["image_url"]["url"].startswith("data:") and "uuid" not in part and "cache_salt" not in given
         assert given["kv_transfer_params"] == {"emblema": {"strategy": "blind"}}
+        for wrong in ({"strategi": "blind"}, "blind", {"strategy": "magic"}):
+            refused = client.post(CHAT, json=shown(id) | {"kv_transfer_params": {"emblema": wrong}})
+            assert refused.status_code == 400 and refused.json()["error"]["param"] == "emblema"
         assert client.post("/v1/completions", json={"prompt": "x"}).json() == {"prompt": "x"}
         assert client.get("/v1/models").status_code == client.get("/health").status_code == 200
         for path, form in FORMS.items():

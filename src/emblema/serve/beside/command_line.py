@@ -14,7 +14,7 @@ def value_of(options: Sequence[str], name: str) -> str | None:
     """Return the value that options give to a name such as `--host`, the last one; None without."""
     value = None
     for index, option in enumerate(options):
-        if option.startswith("--") and _name(option) == name:
+        if option.startswith("--") and name_of(option) == name:
             value = option.partition("=")[2] if "=" in option else next(iter(options[index + 1 : index + 2]), None)
     return value
 
@@ -30,7 +30,7 @@ def with_defaults(
         more: the caller's.
         file: option that names a file of the engine's options: what that says would be overridden by defaults.
     """
-    given = {_name(option).replace("--no-", "--", 1) for option in more if option.startswith("--")}
+    given = {name_of(option).replace("--no-", "--", 1) for option in more if option.startswith("--")}
     made = list(line)
     for name, value in defaults.items():
         if not given & {name, file}:
@@ -38,7 +38,7 @@ def with_defaults(
     return [*made, *more]
 
 
-def _name(option: str) -> str:
+def name_of(option: str) -> str:
     """Return the name of an option as an engine's help has it: of `--max_model_len=8` `--max-model-len`."""
     return option.partition("=")[0].replace("_", "-")
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emblema.serve.beside.body_media import Form
+from emblema.served.request_options import read_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,7 @@ class EngineApi:
         chosen: fields that follow from the key, so that no client may give them.
         operator: fields that only requests without keys may have: they reach what is others', or the operator's.
         media_name: a media part with its name, as the engine's caches of media in memory go by it.
-        give_options: writes the plugin's options into a chat body; what the client gave under them stays.
+        options_in: field of a body that has the plugin's options, as `emblema`.
         wants_report: fields of a chat request whose reply has the plugin's report.
         report: returns that report; empty without.
         remark: writes what was not done as asked into the last choice of a reply or of an event.
@@ -34,17 +35,22 @@ class EngineApi:
     chosen: tuple[str, ...] = ("cache_salt", "salt")
     operator: tuple[str, ...] = ()
     media_name: Callable[[dict[str, Any], str, str], dict[str, Any]]
-    give_options: Callable[[dict[str, Any], Mapping[str, Any]], None]
+    options_in: str
     wants_report: Mapping[str, Any]
     report: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     remark: Callable[[dict[str, Any], str], None]
 
 
-def options_under(body: dict[str, Any], field: str, options: Mapping[str, Any]) -> None:
-    """Write options as `emblema` of an object of a body; where a client's own value is no object, it is left."""
-    parameters = body.get(field)
+def give_options(body: dict[str, Any], api: EngineApi, options: Mapping[str, Any]) -> None:
+    """Write the plugin's options into a body; what the client gave stays.
+
+    Raises:
+        EmblemaError: what the client gave is not right.
+    """
+    parameters = body.get(api.options_in)
     if not isinstance(parameters, dict | None):
+        # The engine refuses it, in its own words.
         return
-    given = (parameters or {}).get("emblema")
-    if isinstance(given, dict | None):
-        body[field] = {**(parameters or {}), "emblema": {**options, **(given or {})}}
+    given = read_options((parameters or {}).get("emblema"))
+    if given or options:
+        body[api.options_in] = {**(parameters or {}), "emblema": {**options, **given}}

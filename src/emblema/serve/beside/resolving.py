@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from emblema.errors import DeadlineError, EmblemaError
 from emblema.serve.beside.body_media import Form, lists_of_parts, resolve_media
-from emblema.serve.beside.engine_api import EngineApi
+from emblema.serve.beside.engine_api import EngineApi, give_options
 from emblema.serve.beside.engine_host import EngineHost
 from emblema.serve.beside.reply_notes import ReplyNotes
 from emblema.serve.body_reading import receive_of
@@ -27,6 +27,7 @@ from emblema.serve.guard import App, Guard, Message, Send, refuse
 from emblema.serve.host import key_of
 from emblema.serve.keys import LOCAL, Tenant, cache_salt
 from emblema.serve.parts import CacheBreakpoint, CacheOptions
+from emblema.served.request_options import read_options
 
 CHAT = "/v1/chat/completions"
 READING_SECONDS = 60.0
@@ -189,8 +190,10 @@ def _write_body(body: dict[str, Any], tenant: Tenant, api: EngineApi) -> bytes:
     if salt is not None:
         body["cache_salt"] = salt
     strategy = body.pop("strategy", None)
-    if strategy is not None:
-        api.give_options(body, {"strategy": strategy})
+    try:
+        give_options(body, api, {} if strategy is None else read_options({"strategy": strategy}))
+    except EmblemaError as error:
+        raise ServeError(400, str(error), None, "emblema") from error
     try:
         return json.dumps(body, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError) as error:

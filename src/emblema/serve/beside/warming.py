@@ -13,7 +13,7 @@ from blake3 import blake3
 from emblema.errors import BusyError, MediaError
 from emblema.kv.keys import ArtifactKey
 from emblema.link.policy.policy import Policy
-from emblema.serve.beside.engine_api import EngineApi
+from emblema.serve.beside.engine_api import EngineApi, give_options
 from emblema.serve.caches import CachePart
 from emblema.serve.faults import ServeError
 from emblema.serve.keys import Tenant, store_salts
@@ -203,7 +203,7 @@ class PartWarmer:
             "model": self._model, "messages": [{"role": "user", "content": content}], "temperature": 0,
             "max_tokens": 1, **self._api.wants_report,
         }  # fmt: skip
-        self._api.give_options(body, {"strategy": strategy, "pieces": True, **more})
+        give_options(body, self._api, {"strategy": strategy, "pieces": True, **more})
         told = self._api.report(await self._ask(tenant, body))
         pieces = told.get("pieces")
         if not pieces or not pieces["chunks"]:
