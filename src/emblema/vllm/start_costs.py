@@ -46,11 +46,9 @@ class StartCosts:
     taken: float
 
     def __str__(self) -> str:
-        ms, us = 1e3, 1e6
-        return (
-            f"a forward {ms * self.forward:.1f} ms and {us * self.row:.1f} us a row, placing {ms * self.load:.1f} ms and "
-            f"{us * self.taken:.1f} us a row"
-        )
+        forward, load = (f"{1e3 * seconds:.1f} ms" for seconds in (self.forward, self.load))
+        row, taken = (f"{1e6 * seconds:.1f} us" for seconds in (self.row, self.taken))
+        return f"a forward takes {forward} and {row} a row, placing rows {load} and {taken} a row"
 
     @property
     def least_rows(self) -> int:
