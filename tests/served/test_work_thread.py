@@ -38,13 +38,3 @@ def test_closing_waits_no_longer_than_it_may() -> None:
     assert not going.is_set()
     going.set()
     thread.close()
-
-
-def test_something_is_done_where_nothing_comes() -> None:
-    rested, waiting = threading.Event(), [0.01]
-    thread = WorkThread("test", "", lambda: waiting.pop() if waiting else None, rested.set)
-    assert rested.wait(10)
-    rested.clear()
-    thread.drain()
-    thread.close()
-    assert not rested.is_set()

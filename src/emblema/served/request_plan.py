@@ -127,7 +127,6 @@ class RequestPlan:
         awaits: whether it is to be planned again once what is missing was prefilled alone, as it is then read.
         failed: whether what it takes could not be read or written.
         margin: of an answer that was read, see `Recomputation`; None where none was.
-        ready: rows that the prefix cache had of it.
     """
 
     request: ServedRequest
@@ -143,7 +142,6 @@ class RequestPlan:
     weighed: bool = field(default=False, init=False)
     failed: bool = field(default=False, init=False)
     margin: float | None = field(default=None, init=False)
-    ready: int = field(default=0, init=False)
 
     def reads(self, ready: int) -> bool:
         """Return whether rows are chosen by what the question attends, where `ready` rows are there already."""
@@ -155,13 +153,9 @@ class RequestPlan:
             and again.after(ready) is not None
         )
 
-    def restart(self, ready: int) -> None:
-        """Count from the start, as the engine schedules the request for the first time or after a preemption.
-
-        Args:
-            ready: rows that the prefix cache has.
-        """
-        self.linked, self.ready = 0, ready
+    def restart(self) -> None:
+        """Count from the start, as the engine schedules the request for the first time or after a preemption."""
+        self.linked = 0
 
     def encodings(self, ready: int) -> tuple[tuple[str, str], ...]:
         """Return the stored chunks of pictures with rows from `ready` on, by the engine's names of these pictures.

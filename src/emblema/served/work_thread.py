@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 import torch
 
@@ -19,14 +19,10 @@ class WorkThread:
     Args:
         name: of the thread.
         failure: what an error means, for the log.
-        rest: returns the seconds without work after which `resting` is called; None for never.
-        resting: what is done then.
     """
 
-    def __init__(
-        self, name: str, failure: str, rest: Callable[[], float | None] = lambda: None, resting: Work = lambda: None
-    ) -> None:
-        self._failure, self._rest, self._resting = failure, rest, resting
+    def __init__(self, name: str, failure: str) -> None:
+        self._failure = failure
         self._work: SimpleQueue[Work | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -47,13 +43,7 @@ class WorkThread:
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        while True:
-            try:
-                work = self._work.get(timeout=self._rest())
-            except Empty:
-                work = self._resting
-            if work is None:
-                return
+        while (work := self._work.get()) is not None:
             try:
                 with torch.inference_mode():
                     work()

@@ -84,7 +84,7 @@ class RequestLinks:
         if link is not None and link.complete:
             link.complete = link.stand_in = False
             if link.plan is not None:
-                link.plan.restart(0)
+                link.plan.restart()
         else:
             link = self._links[request_id] = RequestLink(threading.Event())
             self._work.put((request, link))

@@ -290,7 +290,7 @@ class RequestPlanner:
             self._drop(request_id)
             staging = None
         if staging is None:
-            plan.restart(ready)
+            plan.restart()
             self._weigh(plan, ready)
             self._check_places(plan, ready)
             if self._order(request_id, plan, ready):
