@@ -12,33 +12,28 @@ from typing import Any, Literal, Self, overload
 
 from torch import Tensor
 
-from emblema.errors import CapacityError, StoreError, StreamError, UnsupportedModelError
+from emblema.errors import StoreError, StreamError, UnsupportedModelError
 from emblema.kv.chunk import Chunk
 from emblema.media import DEFAULT_LIMITS, MediaLimits, load_image, sample_frames
 from emblema.media.source import is_address
 from emblema.models.adapter import Adapter
-from emblema.models.frames import encode_frames
 from emblema.session.decoding import DecodeStart, Sampler, Sampling, decode
 from emblema.session.replies import ReplyText
 from emblema.session.session import Session
-from emblema.stream.archive import FrameArchive
 from emblema.stream.chunks import ChunkWriter, chunk_frames
-from emblema.stream.forward import MemoryRunner, encode_block, prefill_question
+from emblema.stream.forward import MemoryRunner, prefill_question
 from emblema.stream.frame_file import hold_folder
-from emblema.stream.frames import FrameLog, FrameQueue, TimedFrame
-from emblema.stream.method import MemoryBytes, Method, StreamContext, VisibleRange
+from emblema.stream.frames import FrameQueue, TimedFrame
+from emblema.stream.method import MemoryBytes, Method, VisibleRange
 from emblema.stream.methods import find_method
 from emblema.stream.mosaic.frame_memory import FrameMemory
-from emblema.stream.positions import FramePositions, PhaseTables
 from emblema.stream.recent import RecentWindow
 from emblema.stream.reply import Moment, StreamPiece, StreamReply, StreamUsage
+from emblema.stream.seen import SeenFrames, stream_folder
 from emblema.stream.settings import StreamSettings, change_settings
 from emblema.stream.state import StreamState, read_state, state_path
 from emblema.stream.turn import QuestionTokens, StreamTurn
-from emblema.stream.visible import retained_from, span_of, visible_range
-
-BATCH = 16
-"""Frames that are too old are forgotten together, one for so many that are kept."""
+from emblema.stream.visible import span_of, visible_range
 
 
 class Stream:
@@ -67,24 +62,19 @@ class Stream:
         system: str | None = None,
     ) -> None:
         _refuse_unreadable(session.adapter)
-        self._make = find_method(method, settings)
+        make = find_method(method, settings)
         wanted = (settings.keep_seconds, settings.keep_bytes, settings.host_bytes, settings.save_as)
-        if not self._make.saves and any(value is not None for value in wanted):
+        if not make.saves and any(value is not None for value in wanted):
             raise StreamError("keep_seconds, keep_bytes, host_bytes and save_as need the method mosaic")
-        if settings.host_bytes is not None and _folder(session) is None:
+        if settings.host_bytes is not None and stream_folder(session) is None:
             raise StreamError("host_bytes needs an engine with a folder: open it with store=")
         if settings.save_as is not None:
-            state_path(_folder(session), settings.save_as)
-        self.method, self.settings = self._make.name, settings
-        self.log = FrameLog(settings.block if settings.releases else None)
-        self._session, self._adapter = session, session.adapter
-        self.turn = StreamTurn(session, template, system)
+            state_path(stream_folder(session), settings.save_as)
+        self.method, self.settings = make.name, settings
+        self._session, self.turn = session, StreamTurn(session, template, system)
+        self._seen = SeenFrames(session, make, settings, self.turn)
+        self.log = self._seen.log
         self._queue, self._owner = FrameQueue(settings), threading.get_ident()
-        self._parts: tuple[RecentWindow, Method] | None = None
-        self._archive: FrameArchive | None = None
-        # Blocks since the last save, and the time of its last frame; None before the first frame.
-        self._unsaved_blocks = 0
-        self._saved_at: float | None = None
 
     @property
     def frames(self) -> int:
@@ -114,28 +104,22 @@ class Stream:
     @property
     def recent(self) -> RecentWindow:
         """The rows that are always seen; StreamError before the first frame is encoded."""
-        return self._begun()[0]
+        return self._seen.parts[0]
 
     @property
     def memory(self) -> Method:
         """The memory of the other frames; StreamError before the first frame is encoded."""
-        return self._begun()[1]
+        return self._seen.parts[1]
 
     @property
     def bytes(self) -> MemoryBytes:
         """Bytes that the stream takes besides the weights, by place and purpose."""
-        if self._parts is None:
-            return MemoryBytes({}, {})
-        recent, memory = self._parts
-        own = memory.bytes()
-        device = {"local": recent.bytes, "phases": recent.phases.bytes, **own.device}
-        return MemoryBytes(device, {"codes": self.log.bytes, **own.host})
+        return self._seen.bytes
 
     @property
     def counts(self) -> dict[str, float]:
         """What the memory has counted since the stream began: transfers, bytes moved, cuts and more."""
-        disk = {} if self._archive is None else asdict(self._archive.counts)
-        return {} if self._parts is None else {**self._parts[1].counts(), **disk}
+        return self._seen.counts
 
     def push(self, frames: Any, at: float | Sequence[float] | None = None) -> int:
         """Take in a frame, or several.
@@ -158,7 +142,7 @@ class Stream:
         """
         given = list(frames) if isinstance(frames, list | tuple) else [frames]
         times = self._queue.times(at, len(given))
-        self._refuse_beyond_context(len(given))
+        self._seen.refuse_beyond_context(self.frames + self.waiting + len(given))
         limits = self._session.limits
         ready = [TimedFrame(load_image(frame, limits), when) for frame, when in zip(given, times, strict=True)]
         owned = threading.get_ident() == self._owner
@@ -266,8 +250,8 @@ class Stream:
 
     def settle(self) -> None:
         """Do the work that waited until a question was answered; every block does it, and some questions."""
-        if self._parts is not None:
-            self._parts[1].settle()
+        if self._seen.begun:
+            self.memory.settle()
 
     def save(self, name: str) -> Path:
         """Write what has come since the last save to the engine's folder; frames that wait are encoded first.
@@ -283,27 +267,20 @@ class Stream:
 
     def _save(self, name: str) -> Path:
         """Save what is encoded."""
-        recent, memory = self._begun()
-        archive, own = self._saved(memory)
         state = StreamState(
             facts={
                 "last": self._queue.last,
                 "size": self._queue.size,
                 "dropped": self.dropped,
-                "model": self._adapter.fingerprint,
+                "model": self._session.adapter.fingerprint,
                 "method": self.method,
                 "settings": asdict(self.settings),
                 "opening": list(self.turn.opening),
             }
         )
-        parts = {"log": self.log.state(), "local": recent.state(), "memory": own.state()}
         if self.settings.skip is not None:
-            parts["skipper"] = self._queue.skipper.state()
-        for part, kept in parts.items():
-            state.put(part, kept)
-        path = archive.save(name, state)
-        self._unsaved_blocks, self._saved_at = 0, self.log.times[-1]
-        return path
+            state.put("skipper", self._queue.skipper.state())
+        return self._seen.save(name, state)
 
     def forget(self, between: Sequence[float]) -> int:
         """Delete the frames that came from one moment until another: their rows, and all that they are found by.
@@ -323,31 +300,14 @@ class Stream:
         """
         self._complete()
         frames = span_of(self.log, between)
-        memory = self._saved(self.memory)[1]
+        archive, memory = self._seen.archived()
         memory.settle()
         deleted = len(self.log.gone.live(frames.start, frames.stop))
-        self._forget(frames)
-        archive = self._saved(memory)[0]
-        archive.erase() if archive.saved is None else self.save(archive.saved)
-        return deleted
-
-    def _retain(self) -> None:
-        """Forget frames that are too old or too many, in batches: what a batch costs does not grow with its frames."""
-        until = retained_from(self.log, self.settings, self.memory.frame_bytes)
-        expired = self.log.gone.live(0, min(until, self.recent.done))
-        if len(expired) >= max(self.settings.block, (self.frames - until) // BATCH):
-            self._forget(range(int(expired[0]), int(expired[-1]) + 1))
-            if self._archive is not None:
-                self._archive.erase()
-
-    def _forget(self, frames: range) -> None:
-        """Take frames out of all that is in memory."""
-        recent, memory = self._begun()
-        self.log.forget(frames)
-        memory.forget(frames)
-        recent.forget(frames)
+        self._seen.forget(frames)
         if len(self.log) - 1 in frames:
             self._queue.skipper.forget()
+        archive.erase() if archive.saved is None else self.save(archive.saved)
+        return deleted
 
     @classmethod
     def load(cls, session: Session, name: str, template: bool = True, system: str | None = None) -> Self:
@@ -357,7 +317,7 @@ class Stream:
             StreamError: there is none of that name, or it was another model's or another template's.
             StoreError: it is damaged.
         """
-        path, held = state_path(_folder(session), name), False
+        path, held = state_path(stream_folder(session), name), False
         try:
             with ExitStack() as lock:
                 # Where nothing may be written nothing has to be held: the stream is read, and saved elsewhere.
@@ -381,19 +341,13 @@ class Stream:
         stream = cls(session, facts["method"], settings, template, system)
         if tuple(facts["opening"]) != stream.turn.opening:
             raise StreamError(f"the stream {name!r} was opened with another template or system text: give the same")
-        stream.log.restore(state.part("log"))
-        recent, memory = stream._begin(stream.log.offsets.to(session.adapter.device))
-        archive, own = stream._saved(memory)
         try:
-            recent.restore(state.part("local"))
-            kept = state.part("memory")
-            own.restore(kept, archive.restore(name, state, held))
+            stream._seen.restore(name, state, held)
         except BaseException:
             stream.close()
             raise
         if settings.skip is not None:
             stream._queue.skipper.restore(state.part("skipper"))
-        stream._saved_at = stream.log.times[-1]
         stream._queue.restore(facts["last"], tuple(facts["size"]), facts["dropped"])
         return stream
 
@@ -420,10 +374,7 @@ class Stream:
     def close(self) -> None:
         """Take no more frames, and give back threads. Closing twice does nothing."""
         self._queue.close()
-        if self._parts is not None:
-            self._parts[1].close()
-        if self._archive is not None:
-            self._archive.close()
+        self._seen.close()
 
     def __enter__(self) -> Self:
         return self
@@ -431,22 +382,10 @@ class Stream:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _refuse_beyond_context(self, more: int) -> None:
-        """Refuse frames outside the model's context; before the first block their size is not known."""
-        if self._parts is None:
-            return
-        context, last = self._adapter.context_length, self.frames + self.waiting + more
-        end = self._parts[0].positions.corner(last)
-        if end > context:
-            raise CapacityError(
-                f"frame {last} would end at position {end}, but the model's context holds {context}: "
-                "open the stream with positions='packed'"
-            )
-
     def _encode(self, whole_blocks: bool, most: int | None = None) -> int:
         done = blocks = 0
         while self.waiting and blocks != most:
-            room = self.settings.block if self._parts is None else self._parts[0].room
+            room = self._seen.room
             if whole_blocks and self.waiting < room:
                 break
             frames = self._queue.take(room)
@@ -455,79 +394,26 @@ class Stream:
         return done
 
     def _take_in(self, frames: list[TimedFrame]) -> None:
-        preparer = self._session.chunk_builder.preparer
-        codes = encode_frames(self._adapter, preparer, [frame.picture for frame in frames])
-        recent, memory = self._begin(codes.offsets)
-        table, before = recent.table, recent.table.length
         try:
-            encode_block(memory, recent, codes)
+            self._seen.encode(frames)
         except StoreError:
-            # Rows on disk that cannot be read: the frames wait, as if the block had not begun.
-            table.truncate(before)
             self._queue.put_back(frames)
             raise
-        self.log.add(codes, [frame.at for frame in frames])
-        if recent.room == 0:
-            evicted = recent.end_block()
-            if evicted is None:
-                memory.settle()
-            else:
-                memory.admit(evicted)
-            self._retain()
-            if self.settings.host_bytes is not None:
-                self._saved(memory)[0].keep_budget()
-            if self.settings.save_as is not None and self._save_is_due():
-                self._save(self.settings.save_as)
-
-    def _save_is_due(self) -> bool:
-        """Count a block; return whether the stream saves itself after it."""
-        settings, times = self.settings, self.log.times
-        self._unsaved_blocks += 1
-        self._saved_at = times[0] if self._saved_at is None else self._saved_at
-        if settings.save_blocks is not None and self._unsaved_blocks >= settings.save_blocks:
-            return True
-        return settings.save_seconds is not None and times[-1] - self._saved_at >= settings.save_seconds
-
-    def _begin(self, offsets: Tensor) -> tuple[RecentWindow, Method]:
-        """Return window and memory; made for frames of `offsets` if there is none yet."""
-        if self._parts is None:
-            adapter, settings, turn = self._adapter, self.settings, self.turn
-            positions = FramePositions.of(settings, len(turn.opening), offsets)
-            phases = PhaseTables(adapter.tables)
-            context = StreamContext(adapter, settings, positions, self.log, turn.opening, turn.ending, phases)
-            self._parts = RecentWindow(context), self._make(context)
-        return self._parts
-
-    def _begun(self) -> tuple[RecentWindow, Method]:
-        if self._parts is None:
-            raise StreamError("nothing has been seen yet: push frames first")
-        return self._parts
-
-    def _saved(self, memory: Method) -> tuple[FrameArchive, FrameMemory]:
-        """Return what keeps frames on disk, and the memory that it keeps them of; there is a frame.
-
-        Raises:
-            StreamError: the method cannot be saved.
-        """
-        if not isinstance(memory, FrameMemory):
-            raise StreamError(f"a stream with the method {memory.name!r} cannot be saved: use mosaic")
-        if self._archive is None:
-            self._archive = FrameArchive(_folder(self._session), self.settings, self.log, memory)
-        return self._archive, memory
+        if self.recent.room == 0 and self._seen.end_block() and self.settings.save_as is not None:
+            self._save(self.settings.save_as)
 
     def _complete(self) -> tuple[RecentWindow, Method]:
         """Return window and memory with all frames that wait encoded."""
         self._queue.refuse_closed()
         self.advance()
-        return self._begun()
+        return self._seen.parts
 
     def _visible(self, at: float | None, window: int | None, between: Sequence[float] | None) -> VisibleRange:
         self._refuse_others()
         self._queue.refuse_closed()
         self._encode(whole_blocks=False)
         shown = None if self.settings.skip is None else self._queue.last
-        first = retained_from(self.log, self.settings, self._begun()[1].frame_bytes) if self._parts else 0
-        return visible_range(self.log, self.settings.window, at, window, between, shown, first)
+        return visible_range(self.log, self.settings.window, at, window, between, shown, self._seen.first)
 
     def _question(self, text: Any, after: StreamReply | None) -> QuestionTokens:
         if after is not None and not isinstance(after, StreamReply):
@@ -535,7 +421,7 @@ class Stream:
         return self.turn.question(text, () if after is None else after.conversation)
 
     def _prefill(self, question: QuestionTokens, visible: VisibleRange, most: int) -> tuple[MemoryRunner, DecodeStart]:
-        recent, memory = self._begun()
+        recent, memory = self._seen.parts
         return prefill_question(memory, recent, visible, question, most)
 
     def _answer(
@@ -592,12 +478,6 @@ class Stream:
     def _refuse_others(self) -> None:
         if threading.get_ident() != self._owner:
             raise StreamError("a stream is asked by the thread that opened it; others may push frames")
-
-
-def _folder(session: Session) -> Path | None:
-    """Return the folder of the owner's saved streams; None if there is none."""
-    disk = session.store.disk
-    return None if disk is None else Path(disk.path) / "streams" / session.store.owner
 
 
 def _refuse_unreadable(adapter: Adapter) -> None:
