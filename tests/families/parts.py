@@ -26,8 +26,6 @@ WORDS = ["which", "land", "does", "the", "tent", "stand", "on", "image", "video"
 WORDS += ["\n", "\n\n", ".", "?", ":"]
 WORDS += [str(number) for number in range(10)] + [f"word{number}" for number in range(60)]
 MARKERS = [
-    "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>",
-    *[f"<|img_row_{row}_col_{column}|>" for row in range(1, 3) for column in range(1, 3)],
     "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>", "TILE_GLOBAL",
     *[f"TILE_{tile}" for tile in range(1, 5)],
     "<IMG_START>", "<IMG_END>", "<IMG_ATOM>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<vision>", "</vision>",
