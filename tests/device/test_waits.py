@@ -15,7 +15,7 @@ from tests.serve.writing_model import byte_tokenizer
 NAME = "qwen2_5_vl"
 LINKING = {
     # The first token's logits are looked at: whether they are finite.
-    "session/linker.py:_answer aten._to_copy.default": 1,
+    "session/linker.py:_answer aten._local_scalar_dense.default": 1,
 }
 FORMING = {
     # A patch is kept only if it is finite: once for each.

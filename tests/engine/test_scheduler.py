@@ -119,7 +119,8 @@ class RowsBetweenTokens:
         self.counts, self._adapter = [0.0], engine.adapter
         layers = engine.adapter.layers
         self._handles = [
-            layer.register_forward_pre_hook(lambda layer, given: self._ran(given[0].shape[1] / len(layers)))
+            # The part that runs after attention: which rows it has, the layer's own hooks say.
+            layer.mlp.register_forward_pre_hook(lambda part, given: self._ran(given[0].shape[1] / len(layers)))
             for layer in layers
         ]
         self._encode = engine.adapter.encode
@@ -215,7 +216,7 @@ def _events(count: int) -> list[threading.Event]:
 
 
 def test_another_tenant_s_request_begins_in_a_long_prefill(
-    engine: Engine, scheduler: Scheduler, chunks: list[Chunk], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, engine: Engine, scheduler: Scheduler, chunks: list[Chunk]
 ) -> None:
     other = engine.on(engine.store.parent.tenant(b"other"))
     alone = [engine.generate([QUESTION], "full", max_new_tokens=1).text]
@@ -241,7 +242,7 @@ def _noted(deliver: Callable[[Piece | Exception], None], ended: list[str], name:
 
 
 def test_a_long_prefill_lends_no_more_than_half_of_its_time(
-    engine: Engine, scheduler: Scheduler, chunks: list[Chunk], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, engine: Engine, scheduler: Scheduler, chunks: list[Chunk]
 ) -> None:
     """By a clock of which a request of another tenant takes as much as five blocks of the long one."""
     other, clock = engine.on(engine.store.parent.tenant(b"other")), [0.0]
@@ -367,7 +368,7 @@ def test_one_wrong_request_ends_alone(engine: Engine, chunks: list[Chunk], sched
 
 
 def test_a_reply_that_is_not_finite_ends_alone(
-    engine: Engine, chunks: list[Chunk], scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, engine: Engine, chunks: list[Chunk], scheduler: Scheduler
 ) -> None:
     prompts = [[*chunks, QUESTION], [chunks[-1], QUESTION]]
     alone = [engine.generate(prompt, "blind", max_new_tokens=12) for prompt in prompts]
