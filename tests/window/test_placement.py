@@ -1,5 +1,6 @@
-"""Which chunks a placement chooses, in which order, and what it has to refuse."""
+"""Placement against every order of every subset, and what it has to refuse."""
 
+from itertools import combinations, permutations
 from math import inf
 from random import Random
 
@@ -44,6 +45,17 @@ def fits(budget: WindowBudget, chunks: tuple[Candidate, ...]) -> bool:
     return is_within(budget, sum(chunk.tokens for chunk in chunks), sum(chunk.bytes for chunk in chunks))
 
 
+def brute(every: list[Candidate], prices: PlainPrices, budget: WindowBudget) -> float:
+    """The least total over every order of every subset."""
+    required = {chunk for chunk in every if chunk.worth == inf}
+    totals = []
+    for count in range(len(every) + 1):
+        for chosen in combinations(every, count):
+            if required <= set(chosen) and fits(budget, chosen):
+                totals += [placement_of(order, every, prices).total for order in permutations(chosen)]
+    return min(totals)
+
+
 @given(st.randoms(use_true_random=False))
 def test_every_rule_is_kept_and_the_order_given_is_never_better(rng: Random) -> None:
     every, prices, budget = drawn(rng, 9)
@@ -55,6 +67,17 @@ def test_every_rule_is_kept_and_the_order_given_is_never_better(rng: Random) -> 
     cost = sum(prices.cheapest(name, found.order[:place])[0] for place, name in enumerate(found.order))
     assert found.total == pytest.approx(cost + sum(known[name].worth for name in found.left))
     assert not fits(budget, tuple(every)) or found.total <= placement_of(every, every, prices).total + 1e-9
+
+
+def test_few_chunks_are_nearly_always_placed_at_the_least_total() -> None:
+    """All but one in a hundred of problems with five chunks at most, whose patches and rows contradict each other."""
+    rng, missed = Random(), 0
+    for _ in range(400):
+        every, prices, budget = drawn(rng, 5)
+        found, least = solve_placement(every, prices, budget).total, brute(every, prices, budget)
+        assert found >= least - 1e-9
+        missed += found > least + 1e-9
+    assert missed <= 4
 
 
 def named(order: str, worth: float = inf) -> list[Candidate]:

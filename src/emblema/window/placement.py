@@ -13,6 +13,9 @@ from emblema.errors import CapacityError, PlanError
 from emblema.link.lanes import Lane
 from emblema.window.budget import WindowBudget, is_within
 
+BEAM_WIDTH = 8
+"""Orders that the beam follows at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -73,7 +76,7 @@ class Placement:
 def solve_placement(candidates: Sequence[Candidate], prices: Prices, budget: WindowBudget) -> Placement:
     """Choose a window's chunks and their order so that prices plus the worth of the chunks left out are least.
 
-    The best of the orders as given, and of one that is grown chunk by chunk. Among equals the order given is kept.
+    The best order that a beam search comes to, and of the orders as given. Among equals the order given is kept.
 
     Args:
         candidates: chunks that may be there, each once; those of infinite worth must.
@@ -124,21 +127,25 @@ def _given(candidates: Sequence[Candidate], budget: WindowBudget) -> Iterator[Or
 
 
 def _grown(candidates: Sequence[Candidate], prices: Prices, budget: WindowBudget) -> Iterator[Order]:
-    """Grow an order: next comes the chunk after which the whole could still come to the least; yield complete ones."""
-    order: Order = ()
-    while True:
-        before = tuple(chunk.id for chunk in order)
-        rest = [chunk for chunk in candidates if chunk not in order]
-        missing = [chunk for chunk in rest if chunk.worth == inf]
-        if not missing:
-            yield order
-        able = [chunk for chunk in rest if _fit(budget, {*order, *missing, chunk})]
-        if not able:
-            return
-
-        def bound(chunk: Candidate, before: tuple[str, ...] = before, rest: Sequence[Candidate] = rest) -> float:
-            after = (*before, chunk.id)
-            others = [min(other.worth, prices.least(other.id, after)) for other in rest if other is not chunk]
-            return prices.cheapest(chunk.id, before)[0] + sum(others)
-
-        order = (*order, min(able, key=bound))
+    """Grow orders by a chunk at a time, following those that could still come to the least; yield complete ones."""
+    beam: list[tuple[float, Order]] = [(0.0, ())]
+    while beam:
+        # By the set of chunks, the order of the least bound: bound, cost, order.
+        grown: dict[frozenset[str], tuple[float, float, Order]] = {}
+        for cost, order in beam:
+            before = tuple(chunk.id for chunk in order)
+            rest = [chunk for chunk in candidates if chunk.id not in before]
+            missing = [chunk for chunk in rest if chunk.worth == inf]
+            if not missing:
+                yield order
+            for chunk in rest:
+                others = [other for other in rest if other is not chunk]
+                if not _fit(budget, (*order, chunk, *(other for other in missing if other is not chunk))):
+                    continue
+                after, longer = (*before, chunk.id), cost + prices.cheapest(chunk.id, before)[0]
+                bound = longer + sum(min(other.worth, prices.least(other.id, after)) for other in others)
+                names = frozenset(after)
+                if names not in grown or bound < grown[names][0]:
+                    grown[names] = (bound, longer, (*order, chunk))
+        best = sorted(grown.values(), key=lambda state: state[0])[:BEAM_WIDTH]
+        beam = [(cost, order) for _, cost, order in best]
