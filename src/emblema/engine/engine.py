@@ -568,4 +568,4 @@ def _libraries_of(store: Store) -> Libraries:
     """Return the storage of the libraries on a store, shared by all engines on it; in its folder if it has one."""
     folder = None if store.disk is None else store.disk.path / "libraries"
     clock, source_bytes = store.settings.clock, store.settings.library_bytes
-    return store.companion("libraries", lambda: Libraries(folder, clock=clock, source_bytes=source_bytes))
+    return store.attached("libraries", lambda: Libraries(folder, clock=clock, source_bytes=source_bytes))

@@ -54,7 +54,7 @@ class FidelityLogs:
     def of_store(cls, store: Store) -> "FidelityLogs":
         """Return the logs of a store, in its folder if it has one."""
         folder = None if store.disk is None else store.disk.path / FOLDER
-        return store.companion(FOLDER, lambda: cls(folder))
+        return store.attached(FOLDER, lambda: cls(folder))
 
     def of(self, owner: str) -> FidelityLog:
         """Return a tenant's log; one that is damaged is set aside, and begins empty."""

@@ -171,7 +171,7 @@ class PieceCache:
         """Return the piece in memory; does not count as a use. Expired pieces and failed loads go."""
         for owner in owners:
             piece = self.table.get((owner, id))
-            if piece is None or not self.tiers.trust.covers(piece.arrived):
+            if piece is None or not self.tiers.freshness.covers(piece.loaded_at):
                 continue
             if piece.is_expired(self._clock()):
                 self._expire(piece)
@@ -182,7 +182,7 @@ class PieceCache:
         return None
 
     def use(self, piece: CachedPiece) -> None:
-        piece.leaving = False
+        piece.evicting = False
         self.table.touch(piece, self._clock())
         if DISK in piece.saved:
             self.saver.note_use(piece.id)
@@ -355,7 +355,7 @@ class PieceCache:
         if self.tiers and not piece.saved and not piece.failed:
             if not piece.pending:
                 self.saver.save(piece)
-            piece.leaving = True
+            piece.evicting = True
             return
         if self.tiers and not piece.saved:
             self.saver.losses[piece.owner] += 1
@@ -367,7 +367,7 @@ class PieceCache:
     def relist(self, piece: CachedPiece) -> CachedPiece | None:
         """Return the piece as it is listed now; a piece that was only evicted is listed again."""
         current = self.get((piece.owner,), piece.id)
-        if current is not None or piece.listed:
+        if current is not None or piece.indexed:
             return current
         if piece.name in self.table.tombstones or piece.loading or not piece.saved:
             return None
@@ -386,7 +386,7 @@ class PieceCache:
         if lost:
             self.remove(piece)
         piece.loading = False
-        if from_tier and piece.listed and DISK not in piece.saved:
+        if from_tier and piece.indexed and DISK not in piece.saved:
             self.saver.save(piece)
         self._drop_rows(piece)
         self.table.recount(piece)
@@ -398,7 +398,7 @@ class PieceCache:
     def _finish_save(self, piece: CachedPiece) -> None:
         """Evict a piece that is leaving once its writes have ended, well or not; called by the saver."""
         if not piece.pending:
-            piece.leaving = False
+            piece.evicting = False
         self.make_room(owner=piece.owner)
 
     # Deletion and expiry.
@@ -462,9 +462,9 @@ class PieceCache:
 
     def remove(self, piece: CachedPiece, dead: bool = False) -> None:
         """Unlist a piece, for good where it was deleted or has expired. Rows that nobody holds are freed at once."""
-        if piece.listed and piece.loading and isinstance(piece.rows, ArrivingRows) and piece.rows.failed is not None:
+        if piece.indexed and piece.loading and isinstance(piece.rows, ArrivingRows) and piece.rows.failed is not None:
             self.counters.add(piece.owner, "late_loads")
-        if dead and piece.listed:
+        if dead and piece.indexed:
             self.table.tombstones.add(piece.name)
         self.table.remove(piece)
         self._drop_rows(piece)
@@ -472,7 +472,7 @@ class PieceCache:
 
     def _drop_rows(self, piece: CachedPiece) -> None:
         """Free the rows of a piece that is not in the table and that nobody holds."""
-        if not piece.listed and not piece.busy:
+        if not piece.indexed and not piece.busy:
             piece.rows = None
 
     # Upkeep and closing.

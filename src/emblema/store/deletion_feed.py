@@ -58,7 +58,7 @@ class DeletionFeed(Protocol):
         """Let go of connections and files."""
 
 
-class LocalTrust:
+class Freshness:
     """Whether what is kept on this machine may be used: not when deletions may have been missed for too long.
 
     Without a bound it always may. With one, a piece may be used until half the bound after the last reading of the
@@ -77,13 +77,13 @@ class LocalTrust:
         self._until = began + self._seconds
 
     @property
-    def holds(self) -> bool:
+    def current(self) -> bool:
         """Whether the feed was read lately."""
         return time.monotonic() < self._until
 
     def covers(self, arrived: float) -> bool:
         """Return whether a piece that came here at a monotonic time may be used."""
-        return self.holds or time.monotonic() < arrived + self._seconds
+        return self.current or time.monotonic() < arrived + self._seconds
 
 
 class FeedFollower:
@@ -91,7 +91,7 @@ class FeedFollower:
 
     Args:
         feed: to read; closed with this.
-        trust: is renewed by every reading.
+        freshness: is renewed by every reading.
         delete: deletes a piece in memory and on disk, here alone.
         forget: deletes everything here, where deletions were missed.
         seconds: within which a deletion is honoured.
@@ -101,17 +101,17 @@ class FeedFollower:
     def __init__(
         self,
         feed: DeletionFeed,
-        trust: LocalTrust,
+        freshness: Freshness,
         delete: Callable[[str, str], object],
         forget: Callable[[], None],
         seconds: float,
         kept: Path | None,
     ) -> None:
-        self._feed, self._trust, self._delete, self._forget = feed, trust, delete, forget
+        self._feed, self._freshness, self._delete, self._forget = feed, freshness, delete, forget
         self._pause, self._kept, self._failing = seconds / 2 / _READS, kept, False
         self._position = _read_position(kept)
         self._closed = threading.Event()
-        trust.bound(seconds)
+        freshness.bound(seconds)
         self.catch_up()
         self._thread = threading.Thread(target=self._run, name="emblema-deletions", daemon=True)
         self._thread.start()
@@ -136,7 +136,7 @@ class FeedFollower:
             self._failing = True
             return False
         self._failing = False
-        self._trust.renew(began)
+        self._freshness.renew(began)
         return True
 
     def _keep(self, position: str) -> None:

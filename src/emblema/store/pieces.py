@@ -37,12 +37,12 @@ class CachedPiece:
         copy_bytes: bytes held in the other memory tier too while they are copied.
         loading: whether a load or copy is going on, even when nobody waits for it any more.
         leases: running requests that hold it.
-        listed: whether it is in the table and can be found.
+        indexed: whether it is in the table and can be found.
         saved, pending, failed: the slower tiers that have it, will get it, and did not take it.
         used: whether it was found since it came here. An artifact that never was goes before all of its priority.
-        leaving: whether it leaves memory once it is saved.
-        charged: bytes counted for it in each memory tier.
-        arrived: when it came into memory, in monotonic time.
+        evicting: whether it leaves memory once it is saved.
+        accounted_bytes: bytes counted for it in each memory tier.
+        loaded_at: when it came into memory, in monotonic time.
     """
 
     owner: str
@@ -59,14 +59,14 @@ class CachedPiece:
     copy_bytes: int = 0
     loading: bool = False
     leases: int = 0
-    listed: bool = False
+    indexed: bool = False
     saved: set[str] = field(default_factory=set)
     pending: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     used: bool = False
-    leaving: bool = False
-    charged: dict[MemoryTier, int] = field(default_factory=dict)
-    arrived: float = field(default_factory=time.monotonic)
+    evicting: bool = False
+    accounted_bytes: dict[MemoryTier, int] = field(default_factory=dict)
+    loaded_at: float = field(default_factory=time.monotonic)
 
     @property
     def name(self) -> Name:
@@ -194,7 +194,7 @@ class PieceTable:
 
     def insert(self, piece: CachedPiece) -> None:
         """List a piece as the most recently used; lifts its tombstone. Its name must be free."""
-        piece.listed = True
+        piece.indexed = True
         self.changes += 1
         self._pieces[piece.name] = piece
         self._enqueue(piece)
@@ -205,10 +205,10 @@ class PieceTable:
 
     def remove(self, piece: CachedPiece) -> None:
         """Unlist a piece; its bytes stay counted while a lease or a load holds them."""
-        if not piece.listed:
+        if not piece.indexed:
             return
         self._dequeue(piece)
-        piece.listed = False
+        piece.indexed = False
         self.changes += 1
         piece.pending.clear()
         del self._pieces[piece.name]
@@ -225,7 +225,7 @@ class PieceTable:
             self._dequeue(piece)
             piece.used = True
             self._enqueue(piece)
-        elif piece.listed:
+        elif piece.indexed:
             self._queues[piece.tier][piece.rank].move_to_end(piece.name)
 
     def move(self, piece: CachedPiece, tier: MemoryTier) -> None:
@@ -242,14 +242,14 @@ class PieceTable:
 
     def recount(self, piece: CachedPiece) -> None:
         """Bring the counted bytes up to what the piece holds now."""
-        here = piece.listed or piece.busy
+        here = piece.indexed or piece.busy
         other: MemoryTier = "host" if piece.tier == "device" else "device"
         now = {piece.tier: piece.held_bytes if here else 0, other: piece.copy_bytes if here else 0}
         for tier, size in now.items():
-            change = size - piece.charged.get(tier, 0)
+            change = size - piece.accounted_bytes.get(tier, 0)
             self.bytes[tier] += change
             self._owner_bytes[piece.owner, tier] += change
-        piece.charged = now
+        piece.accounted_bytes = now
 
     def lease(self, piece: CachedPiece, change: int) -> None:
         """Count one lease more (1) or less (-1)."""
@@ -315,7 +315,7 @@ class PieceTable:
                     continue
                 if piece.terms.pinned and not piece.saved:
                     continue
-                if not piece.leaving:
+                if not piece.evicting:
                     chosen.append(piece)
                 excess -= piece.held_bytes
         return chosen
@@ -359,11 +359,11 @@ class PieceTable:
             raise CapacityError(f"{id[:12]} cannot be pinned: its owner's pins would take {total} bytes of {quota}.")
 
     def _enqueue(self, piece: CachedPiece) -> None:
-        if piece.listed:
+        if piece.indexed:
             self._queues[piece.tier].setdefault(piece.rank, OrderedDict())[piece.name] = piece
 
     def _dequeue(self, piece: CachedPiece) -> None:
-        if piece.listed:
+        if piece.indexed:
             queue = self._queues[piece.tier][piece.rank]
             del queue[piece.name]
             if not queue:

@@ -8,7 +8,7 @@ from blake3 import blake3
 
 from emblema.errors import StoreError
 from emblema.kv.layout import KVRows, kv_bytes
-from emblema.store.deletion_feed import LocalTrust
+from emblema.store.deletion_feed import Freshness
 from emblema.store.identity import canonical
 from emblema.store.record import SHARED
 
@@ -69,15 +69,15 @@ class PrefixRegistry:
 
     Args:
         capacity_bytes: budget for the rows of all; None for no bound.
-        trust: whether what is kept here may be used now.
+        freshness: whether what is kept here may be used now.
         entries: how many prompts of one tenant and model are kept at most.
     """
 
     def __init__(
-        self, capacity_bytes: int | None = None, trust: LocalTrust | None = None, entries: int = ENTRIES
+        self, capacity_bytes: int | None = None, freshness: Freshness | None = None, entries: int = ENTRIES
     ) -> None:
         self.capacity_bytes, self._entries = capacity_bytes, entries
-        self._trust = trust or LocalTrust()
+        self._freshness = freshness or Freshness()
         self._lock = threading.Lock()
         # Least recently used first.
         self._kept: list[KeptPrefix] = []
@@ -113,7 +113,7 @@ class PrefixRegistry:
         self, place: tuple[str, str], segments: Iterable[Segment], most: int | None
     ) -> tuple[int, KeptPrefix] | None:
         """Return what shares most rows with the front of a prompt, as `PrefixStore.longest`."""
-        if not self._trust.holds:
+        if not self._freshness.current:
             return None
         joined = join(segments)
         with self._lock:

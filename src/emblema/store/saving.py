@@ -82,7 +82,7 @@ class PieceSaver:
         if DISK in piece.saved and self._tiers.entry(piece.id, piece.owner) is None:
             with self._changed:
                 piece.saved.discard(DISK)
-                if piece.listed:
+                if piece.indexed:
                     self.save(piece)
 
     def note_use(self, id: str) -> None:
@@ -123,7 +123,7 @@ class PieceSaver:
                     self.save(piece)
             self._changed.wait_for(lambda: not any(piece.pending for piece in own))
             lost = self.losses.total() if owner is None else self.losses[owner]
-            failed = lost + sum(bool(piece.failed) and not piece.saved for piece in own if piece.listed)
+            failed = lost + sum(bool(piece.failed) and not piece.saved for piece in own if piece.indexed)
             self.losses = Counter() if owner is None else self.losses - Counter({owner: lost})
         self._record_uses()
         if failed:
@@ -173,7 +173,7 @@ class PieceSaver:
             piece = queue.popleft()
             # A deletion of the name that is under way ends before its successor is written.
             self._changed.wait_for(lambda name=piece.name: name not in self._deleting)  # type: ignore[misc]
-            if label in piece.pending and piece.listed:
+            if label in piece.pending and piece.indexed:
                 self._writing[label] = piece.name
                 return piece
         return None
@@ -187,7 +187,7 @@ class PieceSaver:
         with self._changed:
             piece.pending.discard(label)
             (piece.saved if failure is None else piece.failed).add(label)
-            repin = on_disk and piece.listed and piece.terms.pinned != terms.pinned
+            repin = on_disk and piece.indexed and piece.terms.pinned != terms.pinned
         if repin:
             self._tiers.maintain("pin", lambda disk: disk.set_pin(piece.id, piece.terms.pinned))
         with self._changed:

@@ -15,7 +15,7 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.keys import ArtifactKey
 from emblema.kv.patch import Patch
 from emblema.store.cache import PieceCache
-from emblema.store.deletion_feed import DeletionFeed, FeedFollower, LocalTrust
+from emblema.store.deletion_feed import DeletionFeed, FeedFollower, Freshness
 from emblema.store.identity import SHARED_SALT, artifact_id, owner_digest
 from emblema.store.leases import Lease
 from emblema.store.lookup import PieceLookup
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from emblema.store.disk import DiskTier
 
 
-class Companion(Protocol):
+class AttachedResource(Protocol):
     """An object that all users of a store share and that is closed with it, such as its libraries."""
 
     def close(self) -> None: ...
 
 
-CompanionT = TypeVar("CompanionT", bound=Companion)
+ResourceT = TypeVar("ResourceT", bound=AttachedResource)
 
 
 class Store:
@@ -88,20 +88,20 @@ class Store:
             lambda owner: quotas.get(owner, quota),
         )
         self.disk = _open_disk(folder, disk_bytes, self.settings)
-        trust = LocalTrust()
-        tiers = TierStack(self.disk, remote, StoreCounters(), trust)
-        self.prefixes = PrefixRegistry(self.settings.prefix_bytes, trust)
+        freshness = Freshness()
+        tiers = TierStack(self.disk, remote, StoreCounters(), freshness)
+        self.prefixes = PrefixRegistry(self.settings.prefix_bytes, freshness)
         self.cache = PieceCache(self.settings, table, tiers, self.prefixes.forget)
         self._lock = threading.Lock()
-        self._companions: dict[str, Companion] = {}
+        self._attached: dict[str, AttachedResource] = {}
         if self.disk is not None:
             self.disk.use(self.cache.in_use)
         if deletions is not None:
-            self._follow(deletions, trust)
+            self._follow(deletions, freshness)
         # Nothing below holds the store itself: one that is dropped, or left open at the end, is still written.
         self._finalizer = weakref.finalize(self, _close_dropped, self.cache)
 
-    def _follow(self, feed: DeletionFeed, trust: LocalTrust) -> None:
+    def _follow(self, feed: DeletionFeed, freshness: Freshness) -> None:
         """Tell others of deletions, and carry theirs out."""
         # Not the store itself: see its finalizer.
         cache, prefixes = self.cache, self.prefixes
@@ -119,7 +119,7 @@ class Store:
             prefixes.clear()
 
         seconds = self.settings.deletion_seconds
-        self.companion("deletions", lambda: FeedFollower(feed, trust, delete, forget, seconds, kept))
+        self.attached("deletions", lambda: FeedFollower(feed, freshness, delete, forget, seconds, kept))
 
     def tenant(self, salt: bytes = b"") -> "TenantStore":
         """Return one tenant's part of the store.
@@ -154,12 +154,12 @@ class Store:
             disk_bytes=0 if self.disk is None else self.disk.bytes if owner is None else self.disk.bytes_of(owner),
         )
 
-    def companion(self, name: str, make: "Callable[[], CompanionT]") -> "CompanionT":
+    def attached(self, name: str, make: "Callable[[], ResourceT]") -> "ResourceT":
         """Return the object that all users of the store share under a name, made at the first call."""
         with self._lock:
-            if name not in self._companions:
-                self._companions[name] = make()
-            return cast("CompanionT", self._companions[name])
+            if name not in self._attached:
+                self._attached[name] = make()
+            return cast("ResourceT", self._attached[name])
 
     @property
     def version(self) -> object:
@@ -193,15 +193,15 @@ class Store:
             StoreError: as `flush`; everything is closed even then.
         """
         with self._lock:
-            companions, self._companions = list(self._companions.values()), {}
+            attached, self._attached = list(self._attached.values()), {}
         if self.cache.closed:
             return
         self._finalizer.detach()
         with ExitStack() as last:
             last.callback(self.cache.close)
             last.callback(self.flush)
-            for companion in companions:
-                last.callback(companion.close)
+            for resource in attached:
+                last.callback(resource.close)
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""The tiers that outlast the process, disk first, then remote: asked in that order, trusted in nothing."""
+"""The tiers that outlast the process, disk first, then remote: queried in that order; every record is verified."""
 
 import logging
 import threading
@@ -15,7 +15,7 @@ from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.keys import ArtifactKey
 from emblema.store import codec
 from emblema.store.arriving import ArrivingRows
-from emblema.store.deletion_feed import LocalTrust
+from emblema.store.deletion_feed import Freshness
 from emblema.store.disk.entry import terms_of
 from emblema.store.format import is_passing
 from emblema.store.handles import ReadRows, StoredRows
@@ -51,10 +51,10 @@ class TierStack:
         disk: "DiskTier | None",
         remote: RemoteTier | None,
         counters: StoreCounters,
-        trust: LocalTrust | None = None,
+        freshness: Freshness | None = None,
     ) -> None:
         self.disk = disk
-        self.trust = trust or LocalTrust()
+        self.freshness = freshness or Freshness()
         self.remote = remote
         both: dict[str, RecordTier | None] = {DISK: disk, REMOTE: remote}
         self.tiers = {label: tier for label, tier in both.items() if tier is not None}
@@ -87,7 +87,7 @@ class TierStack:
         return None
 
     def _open(self, label: str, id: str, owner: str) -> RecordReader | None:
-        if not is_id(id) or (label == DISK and not self.trust.holds):
+        if not is_id(id) or (label == DISK and not self.freshness.current):
             return None
         try:
             reader = self.tiers[label].open(id, owner)
@@ -104,7 +104,7 @@ class TierStack:
 
     def ask_index(self, ask: "Callable[[DiskTier], T]", otherwise: T) -> T:
         """Return what the disk's index says; another value where it is not trusted, is missing or does not answer."""
-        if self.disk is None or not self.trust.holds:
+        if self.disk is None or not self.freshness.current:
             return otherwise
         try:
             return ask(self.disk)

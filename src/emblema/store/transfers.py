@@ -130,7 +130,7 @@ class RowMover:
         with self._changed:
             piece.copy_bytes = 0
             # Unless the piece was used meanwhile.
-            if copies is not None and piece.listed and piece.leases == 0 and piece.rows is rows:
+            if copies is not None and piece.indexed and piece.leases == 0 and piece.rows is rows:
                 piece.rows = copies
                 if piece.chunk is not None:
                     encoded = move_encoding(piece.chunk.encoded, torch.device("cpu"))
