@@ -13,11 +13,12 @@ from torch import nn
 
 from emblema.engine.generation import GenerateRequest
 from emblema.engine.retrieval import Retrieval, RetrievingReply, question_of
-from emblema.errors import EmblemaError, PromptError, StoreError
+from emblema.engine.tenant_store import StoreLike, find_tenant_store
+from emblema.errors import PromptError
 from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.library.dynamic import DynamicLibrary
 from emblema.library.embedders import Embedder
-from emblema.library.libraries import Libraries
+from emblema.library.libraries import libraries_of
 from emblema.library.static import StaticLibrary
 from emblema.library.tenant_model import TenantModel
 from emblema.link.policy.policy import Policy
@@ -51,8 +52,6 @@ from emblema.stream.stream import Stream
 from emblema.window.budget import WindowBudget
 from emblema.window.staleness import Cascade
 from emblema.window.window import Window
-
-StoreLike = Store | TenantStore | str | Path
 
 
 class Engine:
@@ -96,7 +95,7 @@ class Engine:
             self._own_store = Store(store, settings=StoreSettings(device=adapter.device, layer_devices=layer_devices))
         self.session = Session(
             adapter,
-            _tenant_store(store if self._own_store is None else self._own_store, salt, adapter.device),
+            find_tenant_store(store if self._own_store is None else self._own_store, salt, adapter.device),
             preparer,
             limits or MediaLimits(),
             policy or Policy(),
@@ -138,7 +137,7 @@ class Engine:
         other = copy(self)
         other._own_store = None
         other.__dict__.pop("files", None)
-        other.session = self.session.on(_tenant_store(store, b"", self.adapter.device))
+        other.session = self.session.on(find_tenant_store(store, b"", self.adapter.device))
         return other
 
     @property
@@ -232,7 +231,7 @@ class Engine:
     @cached_property
     def files(self) -> StaticLibrary:
         """The tenant's own files: `add`, `list`, `delete`, and by name a part of a prompt; see `StaticLibrary`."""
-        return StaticLibrary(_libraries_of(self.store.parent), self._tenant_model)
+        return StaticLibrary(libraries_of(self.store.parent), self._tenant_model)
 
     def collection(self, name: str, embedder: Embedder | None = None) -> DynamicLibrary:
         """Return a reference collection of the shared library; an engine on `store.shared` may change it.
@@ -244,12 +243,12 @@ class Engine:
         Raises:
             StoreError: this is no name.
         """
-        return DynamicLibrary(_libraries_of(self.store.parent), name, self._tenant_model, embedder)
+        return DynamicLibrary(libraries_of(self.store.parent), name, self._tenant_model, embedder)
 
     @property
     def collections(self) -> tuple[str, ...]:
         """Names of the shared library's collections that hold anything."""
-        return DynamicLibrary.names(_libraries_of(self.store.parent), self._tenant_model)
+        return DynamicLibrary.names(libraries_of(self.store.parent), self._tenant_model)
 
     @property
     def _tenant_model(self) -> TenantModel:
@@ -539,33 +538,3 @@ class Engine:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _tenant_store(given: Any, salt: bytes, device: torch.device) -> TenantStore:
-    """Return one tenant's store, which may also be given as such.
-
-    Raises:
-        EmblemaError: the salt is no bytes, or this is no store.
-        StoreError: another tenant's store was given, or one whose rows are on another accelerator than the model.
-    """
-    if not isinstance(salt, bytes):
-        raise EmblemaError(f"the salt is a {type(salt).__name__}: give bytes")
-    if not isinstance(given, Store | TenantStore):
-        raise EmblemaError(f"the store is a {type(given).__name__}: give a Store, a tenant's store, or a folder")
-    if isinstance(given, TenantStore) and salt not in (b"", given.salt):
-        raise StoreError("this store is another tenant's: give the whole store, or leave the salt out")
-    found = given if isinstance(given, TenantStore) else given.tenant(salt)
-    held = found.parent.device
-    if held.type != "cpu" and held != device:
-        raise StoreError(
-            f"the store keeps rows on {held} and the model is on {device}: open the store with "
-            f"settings=StoreSettings(device={str(device)!r})"
-        )
-    return found
-
-
-def _libraries_of(store: Store) -> Libraries:
-    """Return the storage of the libraries on a store, shared by all engines on it; in its folder if it has one."""
-    folder = None if store.disk is None else store.disk.path / "libraries"
-    clock, source_bytes = store.settings.clock, store.settings.library_bytes
-    return store.attached("libraries", lambda: Libraries(folder, clock=clock, source_bytes=source_bytes))

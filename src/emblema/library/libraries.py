@@ -14,6 +14,7 @@ from emblema.errors import StoreError
 from emblema.library.listings import Listings, VersionHold
 from emblema.library.saved_vectors import Indexes
 from emblema.library.sources import Sources
+from emblema.store.store import Store
 
 _LOG = logging.getLogger(__name__)
 SOURCE_BYTES = 2**30
@@ -123,3 +124,10 @@ class Libraries:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def libraries_of(store: Store) -> Libraries:
+    """Return the storage of the libraries on a store, shared by all engines on it; in its folder if it has one."""
+    folder = None if store.disk is None else store.disk.path / "libraries"
+    clock, source_bytes = store.settings.clock, store.settings.library_bytes
+    return store.attached("libraries", lambda: Libraries(folder, clock=clock, source_bytes=source_bytes))
