@@ -10,32 +10,35 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from emblema.errors import EmblemaError
 from emblema.served.shards import shard_id
 from emblema.served.staging import StagedRows
+from emblema.vllm.other_connectors import own_connector
 from emblema.vllm.packed_rows import PackedForward
 from tests.vllm.zeroed_rows import zeroing
 
 WRITE, NOTE = StagedRows.write, PackedForward._place
 
 
-def _kv_worker() -> Any:
-    return get_kv_transfer_group().kv_worker
+def own_worker() -> Any:
+    """Return the worker's side of our connector."""
+    own: Any = own_connector(get_kv_transfer_group())
+    return own.kv_worker
 
 
 def drain(worker: Any) -> None:
     """Wait until all that a rank has read out of pages is stored, and on disk."""
-    if _kv_worker() is not None:
-        _kv_worker().keeper.drain()
-        _kv_worker().store.whole.flush()
+    if own_worker() is not None:
+        own_worker().keeper.drain()
+        own_worker().store.whole.flush()
 
 
 def lose(worker: Any, chunks: list[str], rank: int) -> int:
     """Delete one rank's shares of chunks, in its memory and on disk; return how many there were."""
-    store = _kv_worker().store
+    store = own_worker().store
     return 0 if store.rank != rank else sum(store.whole.tenant().delete(shard_id(chunk, rank)) for chunk in chunks)
 
 
 def forget_encodings(worker: Any, rank: int) -> None:
     """Have one rank find no encoder output in what it staged; a negative rank has all find theirs again."""
-    own = _kv_worker()
+    own = own_worker()
     own.__dict__.pop("encodings", None)
     if own.store.rank == rank:
         own.encodings = lambda request_id: {}
@@ -47,7 +50,7 @@ def fail_writes(worker: Any, rank: int) -> None:
     def fail(own: StagedRows, *given: Any) -> None:
         raise EmblemaError("a test has it fail")
 
-    StagedRows.write = fail if _kv_worker().store.rank == rank else WRITE  # type: ignore[method-assign]
+    StagedRows.write = fail if own_worker().store.rank == rank else WRITE  # type: ignore[method-assign]
 
 
 def fail_notes(worker: Any, rank: int) -> None:
@@ -56,7 +59,7 @@ def fail_notes(worker: Any, rank: int) -> None:
     def fail(own: PackedForward, *given: Any) -> None:
         raise EmblemaError("a test has it fail")
 
-    PackedForward._place = fail if _kv_worker().store.rank == rank else NOTE  # type: ignore[method-assign]
+    PackedForward._place = fail if own_worker().store.rank == rank else NOTE  # type: ignore[method-assign]
 
 
 def zero_values(worker: Any, on: bool) -> None:

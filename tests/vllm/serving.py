@@ -76,18 +76,25 @@ class Served:
         return self.llm.llm_engine.engine_core.engine_core.scheduler
 
     @property
+    def connector(self) -> Any:
+        """The scheduler's side of ours."""
+        from emblema.vllm.other_connectors import own_connector
+
+        return own_connector(self.scheduler.connector)
+
+    @property
     def planner(self) -> Any:
-        return self.scheduler.connector.planner
+        return self.connector.planner
 
     @property
     def captures(self) -> Any:
-        return self.scheduler.connector.captures
+        return self.connector.captures
 
     @property
     def kv_worker(self) -> Any:
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
+        from tests.vllm.ranks import own_worker
 
-        return get_kv_transfer_group().kv_worker
+        return own_worker()
 
     @property
     def store(self) -> Any:
@@ -157,12 +164,28 @@ class Served:
         report = (output.kv_transfer_params or {}).get("emblema", {})
         return Answer(logits, list(output.outputs[0].token_ids), output.num_cached_tokens or 0, report)
 
+    def step_while_asked(self, seconds: float, idle: bool = False) -> int:
+        """Make steps as the engine's own loop does, for some seconds; return how many.
+
+        Args:
+            seconds: at most.
+            idle: whether to go on when no step is asked for.
+        """
+        core = self.llm.llm_engine.engine_core.engine_core
+        steps, deadline = 0, time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if core.scheduler.has_requests() or core.batch_queue:
+                core.step_fn()
+                steps += 1
+            elif idle:
+                time.sleep(0.005)
+            else:
+                break
+        return steps
+
     def settle(self) -> None:
         """Let the server do what it does in idle moments, and the pages' side keep what it read."""
-        core = self.llm.llm_engine.engine_core.engine_core
-        deadline = time.monotonic() + 60
-        while (core.scheduler.has_requests() or core.batch_queue) and time.monotonic() < deadline:
-            core.step_fn()
+        self.step_while_asked(60)
         from tests.vllm.ranks import drain
 
         self.on_ranks(drain)

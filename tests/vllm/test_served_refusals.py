@@ -92,14 +92,40 @@ def test_servers_that_compute_everything(changes: dict[str, Any], words: str) ->
     assert words in (internals.unfit(*server(**changes)) or "")
 
 
-@pytest.mark.parametrize("connector", ["MultiConnector", None])
-def test_the_worker_is_refused_inside_or_beside_another_connector(connector: str | None) -> None:
-    """Nothing would be linked, and the scheduler's side would wait for it for ever."""
+def transfer(*connectors: str, inside: bool = True, policy: str = "recompute") -> Any:
+    """What a server is told of its connectors."""
+    extra = {"connectors": [{"kv_connector": name} for name in connectors]}
+    name = "MultiConnector" if inside else next(iter(connectors), None)
+    return SimpleNamespace(kv_connector=name, kv_connector_extra_config=extra, kv_load_failure_policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("connectors", "words"),
+    [
+        (None, "first one inside MultiConnector"),
+        (transfer("ExampleConnector", inside=False), "ExampleConnector"),
+        (transfer(), "first one"),
+        (transfer("OffloadingConnector", "EmblemaConnector"), "first one"),
+        (transfer("EmblemaConnector", "OffloadingConnector", "LMCacheConnectorV1"), "beside LMCacheConnectorV1"),
+        (transfer("EmblemaConnector", "EmblemaConnector"), "beside EmblemaConnector"),
+        (transfer("EmblemaConnector", policy="fail"), "recompute"),
+        (transfer("EmblemaConnector", inside=False, policy="fail"), "recompute"),
+    ],
+)
+def test_the_worker_refuses_connectors_that_do_not_fit(connectors: Any, words: str) -> None:
+    """Nothing would be linked, or rows that are not exact would be given to others."""
     from emblema.vllm import EmblemaWorker
 
-    transfer = None if connector is None else SimpleNamespace(kv_connector=connector)
-    with pytest.raises(EmblemaError, match="MultiConnector"):
-        EmblemaWorker(vllm_config=SimpleNamespace(kv_transfer_config=transfer))
+    with pytest.raises(EmblemaError, match=words):
+        EmblemaWorker(vllm_config=SimpleNamespace(kv_transfer_config=connectors))
+
+
+@pytest.mark.parametrize("beside", [(), ("OffloadingConnector",), ("SimpleCPUOffloadConnector",)])
+def test_connectors_that_fit(beside: tuple[str, ...]) -> None:
+    from emblema.vllm.other_connectors import check_transfer
+
+    check_transfer(transfer("EmblemaConnector", *beside))
+    check_transfer(transfer("EmblemaConnector", inside=False))
 
 
 def test_engines_of_a_model_with_experts_step_together() -> None:

@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 from vllm.logger import init_logger
 
@@ -77,7 +78,7 @@ class CostMessage(KVConnectorHandshakeMetadata):
     costs: StartCosts
 
 
-class EmblemaConnector(KVConnectorBase_V1):
+class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
     """Chunks of pictures, taken anywhere in a prompt; needs `EmblemaWorker`. See `docs/vllm.md`.
 
     Attributes:
@@ -92,10 +93,7 @@ class EmblemaConnector(KVConnectorBase_V1):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._config = vllm_config
-        transfer = vllm_config.kv_transfer_config
-        settings = PluginSettings.read(transfer.kv_connector_extra_config)
-        if transfer.kv_load_failure_policy != "recompute":
-            raise EmblemaError('a lost chunk is computed again: set "kv_load_failure_policy": "recompute".')
+        settings = PluginSettings.read(vllm_config.kv_transfer_config.kv_connector_extra_config)
         if vllm_config.parallel_config.worker_cls != WORKER:
             raise EmblemaError(f"EmblemaConnector needs its own worker: set --worker-cls {WORKER} too.")
         self.planner: RequestPlanner | None = None
@@ -109,6 +107,9 @@ class EmblemaConnector(KVConnectorBase_V1):
         # The scheduler's side: requests that have not ended, and those of them that have not been scheduled yet.
         self._requests: dict[str, Any] = {}
         self._waiting: set[str] = set()
+        # Those of them whose pages have names of their own; and how many rows another connector gave of each.
+        self._private: set[str] = set()
+        self._given: dict[str, int] = {}
         self._places = BatchPlaces(vllm_config.scheduler_config.max_num_seqs)
         # Requests that are to be read once they have pages, with the rows that the prefix cache has of them.
         self._to_read: dict[str, int] = {}
@@ -350,13 +351,20 @@ class EmblemaConnector(KVConnectorBase_V1):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         planner, name = self._planner, request.request_id
-        if not self._prepare(request) or not planner.admit(name, num_computed_tokens):
+        if not self._prepare(request):
             return None, False
         plan = planner.get(name)
+        row = None if plan is None else plan.cached.private_from(num_computed_tokens)
+        if plan is not None and row is not None and request.num_preemptions and name not in self._private:
+            # Another connector may have noted the names of its pages, as of exact ones.
+            plan.decline("it was preempted before anything was linked")
+        if not planner.admit(name, num_computed_tokens):
+            return None, False
         row = None if plan is None else plan.cached.private_from(num_computed_tokens)
         if row is not None:
             # Before vLLM names the pages that it allocates.
             internals.rename_pages(request, row, self._hash_block_size)
+            self._private.add(name)
         if plan is None or not plan.reads(num_computed_tokens):
             # What is being read came before.
             return (None, False) if planner.readings.starving else (0, False)
@@ -367,6 +375,7 @@ class EmblemaConnector(KVConnectorBase_V1):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         ready = self._to_read.pop(request.request_id, None)
         if ready is not None and num_external_tokens > 0:
+            self._given[request.request_id] = 0
             self._planner.begin_reading(request.request_id, ready, internals.reading_prompt(request, blocks))
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
@@ -389,7 +398,9 @@ class EmblemaConnector(KVConnectorBase_V1):
         for name in scheduled:
             plan = self._planner.get(name)
             if plan is not None and name in self._requests:
-                internals.count_cached(self._requests[name], plan.linked)
+                request = self._requests[name]
+                given = self._given.setdefault(name, internals.external_rows(request))
+                internals.count_cached(request, given + plan.linked)
                 self.captures.capture(plan)
         for plan in self._planner.take_wanted():
             self.captures.capture(plan, urgent=True)
@@ -439,11 +450,23 @@ class EmblemaConnector(KVConnectorBase_V1):
     ) -> LinkedCounters:
         return LinkedCounters(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Whether rows have to be handed on when a request ends: never."""
+        return False
+
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
         name = request.request_id
         self._requests.pop(name, None)
         self._to_read.pop(name, None)
         self._waiting.discard(name)
+        self._private.discard(name)
+        self._given.pop(name, None)
         plan = self._planner.get(name)
         report = self._planner.finish(name)
         # What is shown by the service itself is nobody's prompt.

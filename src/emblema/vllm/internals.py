@@ -121,11 +121,17 @@ def solo_feature(request: ServedRequest, item: MediaItem, capture: ChunkCapture)
     return replace(shown, start=first - before)
 
 
-def count_cached(request: Any, linked: int) -> None:
-    """Have a reply report linked rows as cached, beside those that the prefix cache had."""
+def external_rows(request: Any) -> int:
+    """Return how many rows of a request count as given from outside."""
+    stats = request.prefill_stats
+    return 0 if stats is None else int(stats.num_external_cached_tokens)
+
+
+def count_cached(request: Any, rows: int) -> None:
+    """Have a reply report rows that were given from outside as cached, beside those that the prefix cache had."""
     stats = request.prefill_stats
     if stats is not None and request.num_preemptions == 0:
-        stats.set(request.num_prompt_tokens, stats.num_local_cached_tokens, linked)
+        stats.set(request.num_prompt_tokens, stats.num_local_cached_tokens, rows)
 
 
 def page_kind(config: Any) -> torch.dtype:

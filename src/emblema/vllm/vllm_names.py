@@ -13,7 +13,7 @@ NAMES: tuple[NamesOf, ...] = (
         "cache_salt mm_features block_hashes _block_hasher update_block_hashes prefill_stats num_prompt_tokens "
         "num_preemptions",
     ),
-    names_of("vllm.v1.metrics.stats", "PrefillStats", "set num_local_cached_tokens"),
+    names_of("vllm.v1.metrics.stats", "PrefillStats", "set num_local_cached_tokens num_external_cached_tokens"),
     names_of("vllm.v1.core.block_pool", "BlockPool", "get_num_free_blocks get_new_blocks free_blocks hash_block_size"),
     names_of("vllm.v1.core.kv_cache_manager", "KVCacheManager", "get_block_ids"),
     names_of(
@@ -68,7 +68,19 @@ NAMES: tuple[NamesOf, ...] = (
         "get_num_new_matched_tokens update_state_after_alloc get_transfer_results on_new_request request_finished "
         "bind_gpu_block_pool bind_kv_cache_manager "
         "has_pending_push_work get_kv_connector_stats _get_connector_metadata get_handshake_metadata "
-        "set_xfer_handshake_metadata",
+        "set_xfer_handshake_metadata requires_kv_delivery",
+        private=False,
+    ),
+    names_of(
+        "vllm.distributed.kv_transfer.kv_connector.v1.base", "SupportsHMA", "request_finished_all_groups",
+        private=False,
+    ),
+    names_of(
+        "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector", "MultiConnector", "sub_connectors",
+        private=False,
+    ),
+    names_of(
+        "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector", "MultiKVConnectorMetadata", "metadata",
         private=False,
     ),
     names_of(

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.platforms import current_platform
 
-from emblema.errors import EmblemaError
-from emblema.vllm.connectors import EmblemaConnector, StepMessage
+from emblema.vllm.connectors import EmblemaConnector
+from emblema.vllm.other_connectors import check_transfer, own_connector, own_message
 
 if TYPE_CHECKING or not current_platform.is_cpu():
     from vllm.v1.worker.gpu_worker import Worker
@@ -20,22 +20,16 @@ class EmblemaWorker(Worker):
     Rows are of the weights that the server was started with: once these change, nothing is taken or kept any more.
 
     Raises:
-        EmblemaError: the server's connector is another, or is inside another.
+        EmblemaError: see `check_transfer`.
     """
 
     def __init__(self, vllm_config: Any, *given: Any, **named: Any) -> None:
-        transfer = vllm_config.kv_transfer_config
-        found = None if transfer is None else transfer.kv_connector
-        if found != "EmblemaConnector":
-            raise EmblemaError(
-                f"EmblemaWorker needs EmblemaConnector as the server's own connector, which is {found}: it does not "
-                "work inside MultiConnector, nor beside another. Leave out --worker-cls, or give the connector alone."
-            )
+        check_transfer(vllm_config.kv_transfer_config)
         super().__init__(vllm_config, *given, **named)
 
     def execute_model(self, scheduler_output: Any) -> Any:
-        connector, message = _connector(), scheduler_output.kv_connector_metadata
-        if connector is None or not isinstance(message, StepMessage):
+        connector, message = _connector(), own_message(scheduler_output.kv_connector_metadata)
+        if connector is None or message is None:
             return super().execute_model(scheduler_output)
         with connector.rewrites(scheduler_output, message.step, self.get_model) as rewritten:
             result = super().execute_model(rewritten)
@@ -89,5 +83,4 @@ class EmblemaWorker(Worker):
 
 
 def _connector() -> EmblemaConnector | None:
-    connector = get_kv_transfer_group() if has_kv_transfer_group() else None
-    return connector if isinstance(connector, EmblemaConnector) else None
+    return own_connector(get_kv_transfer_group()) if has_kv_transfer_group() else None
