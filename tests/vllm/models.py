@@ -224,6 +224,9 @@ BUILDERS: dict[str, Callable[[Path], Subject]] = {
     "qwen3-vl": _qwen("reference-deepstack"),
     "llava-next": _llava_next,
     "llava-onevision": _onevision("qwen2"),
+    "windowed": _onevision(
+        "gemma3_text", sliding_window=64, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+    ),
     "deepseek-v2": _onevision("deepseek_v2", **LATENTS),
     "deepseek-v3": _onevision("deepseek_v3", **LATENTS, rope_interleave=True),
 }
