@@ -19,6 +19,7 @@ COLUMNS = {
     "rows": (("% of chunks",), ("over full", "scattered over full")),
     "decode": (("rows", "who"), ("tokens/s",)),
     "form": (("rows",), ("over prefill", "A", "B", "C")),
+    "states": (("method",), ("TTFT ms", "over full")),
 }
 """Columns that name a line, and those that are shown of every run."""
 
@@ -41,7 +42,7 @@ def blocks(runs: Runs) -> dict[str, str]:
     """Return the tables of the page by the names of their blocks, empty where nothing was measured."""
     told = [f"`{run['command']}`: on {measured_on(run['environment'])}." for run in runs.values()]
     made = {"runs": "\n\n".join(told), "bars": bars_table(runs), "link": link_table(runs)}
-    return made | {name: beside(runs, name) for name in COLUMNS}
+    return made | {name: beside(runs, name) for name in COLUMNS} | {"sizes": sizes(runs)}
 
 
 def bars_table(runs: Runs) -> str:
@@ -68,6 +69,12 @@ def link_table(runs: Runs) -> str:
     methods = dict.fromkeys(method for method, *_ in held)
     lines = [[method, *(held.get((method, *column), "") for column in columns)] for method in methods]
     return markdown_table(("method", *(f"{name} {rows:,}" for name, rows in columns)), lines) if lines else ""
+
+
+def sizes(runs: Runs) -> str:
+    """Return the table of chunks at the shapes of models, which is the same in all runs that have it; else empty."""
+    held: list[Mapping[str, Any]] = next((own for run in runs.values() if (own := run["tables"].get("sizes"))), [])
+    return markdown_table(tuple(held[0]), [[text(cell) for cell in row.values()] for row in held], (0,)) if held else ""
 
 
 def beside(runs: Runs, name: str) -> str:

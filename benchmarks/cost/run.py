@@ -9,6 +9,7 @@ from benchmarks.cost.page import write_page
 from benchmarks.cost.placing import place_table
 from benchmarks.cost.rates import rates_table
 from benchmarks.cost.stages import QUICK, RunOptions, StageRecord, StageRun, StageSizes
+from benchmarks.cost.states import TOKENS, sizes_table, states_table
 from benchmarks.figures import read_figures, rounded, write_figures
 from benchmarks.report import ModelTables
 from emblema.eval.figures import environment
@@ -38,6 +39,8 @@ class CostRun(StageRun):
         "rows": lambda run: rows_table(run.subject, run.extent.middle, run.extent.pace),
         "decode": lambda run: decode_table(run.subject, run.extent.decode_rows, run.extent.decoded, run.extent.pace),
         "form": lambda run: form_table(run.subject, run.extent.formed, run.extent.pace),
+        "states": lambda run: states_table(run.subject, run.extent.pace, min(TOKENS, run.extent.middle)),
+        "sizes": lambda run: sizes_table(),
     }
 
     def write(self, found: tuple[StageRecord, ...], tables: ModelTables) -> Path:

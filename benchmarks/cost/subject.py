@@ -15,7 +15,7 @@ from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.keys import ArtifactKey
-from emblema.kv.layout import LayerRows
+from emblema.kv.layout import LayerLayout, LayerRows, MappedRows, StateMap
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.link.executor import embed_rows
 from emblema.link.policy.policy import Policy
@@ -154,11 +154,19 @@ class CostSubject:
     def chunk(self, tokens: int) -> Chunk:
         """Return a chunk of random rows, under an id of its own; it is in no store."""
         name = torch.randint(256, (32,), generator=self._generator, dtype=torch.uint8).numpy().tobytes().hex()
-        rows = tuple(
-            LayerRows(*(self.numbers(heads, tokens, width) for heads, width in (layout.keys, layout.values)))
-            for layout in self.adapter.layouts
-        )
+        rows = tuple(self.rows(layout, tokens) for layout in self.adapter.layouts)
         return Chunk(name, "image", self.adapter.fingerprint, self.encoded(tokens), rows)
+
+    def rows(self, layout: LayerLayout, tokens: int) -> LayerRows:
+        """Return random rows of a chunk in a layer; where it keeps a map of a state, one that no head forgets."""
+        state, count = layout.state, 2 * layout.edge if layout.is_mapped(tokens) else tokens
+        rows = LayerRows(*(self.numbers(heads, count, width) for heads, width in (layout.keys, layout.values)))
+        if state is None or not layout.is_mapped(tokens):
+            return rows
+        own = self.numbers(state.heads, state.key_width, state.value_width)
+        decay = self.numbers(state.heads, state.key_width, state.key_width) / (2 * state.key_width**0.5)
+        each = StateMap(layout.edge, tokens, own, decay, torch.arange(state.heads, device=self.device))
+        return MappedRows(rows.keys, rows.values, (each,), layout.edge)
 
     def knowledge(self) -> Knowledge:
         """Return what a strategy may ask of the engine's store, without kept prompts."""
@@ -180,7 +188,9 @@ class CostSubject:
                 key = ArtifactKey(chunk.model, chunk.id, tuple(other.id for other in chunks[:place]))
                 found[key] = Patch(
                     tuple(
-                        LayerPatch(factors(*size, *layout.keys), factors(*size, *layout.values))
+                        None
+                        if layout.is_mapped(chunk.tokens)
+                        else LayerPatch(factors(*size, *layout.keys), factors(*size, *layout.values))
                         for layout in self.adapter.layouts
                     )
                 )

@@ -120,7 +120,7 @@ class Linking:
             if isinstance(strategy, MadeRows):
                 resources = replace(resources, rows=strategy.rows(self.executor, prompt, self._pool))
             jobs.append(LinkJob(plan, prompt, resources))
-        refusal = self.executor.refusal(jobs[0].plan)
+        refusal = self.executor.refusal(jobs[0].plan, jobs[0].prompt)
         if refusal is not None:
             raise StrategyError(f"{jobs[0].plan.strategy} cannot be run on this model: {refusal}")
         return jobs

@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from emblema.errors import ModelError
+
 Slot = Literal["keys", "values"]
 Pairing = Literal["half", "pairs"]
 
@@ -37,13 +39,23 @@ class RotaryBand:
 
 
 @dataclass(frozen=True, slots=True)
+class StateShape:
+    """The state of linear attention: `heads` matrices [key width, value width]."""
+
+    heads: int
+    key_width: int
+    value_width: int
+
+
+@dataclass(frozen=True, slots=True)
 class LayerLayout:
     """One layer's cache: `(heads, width)` of both slots, the rotated band (None: no position), the sliding window.
 
     For K/V heads the slots are keys and values; for MLA the latent and the shared rotary key, both with one head. A
     short convolution keeps what it reads: its input channels, the first half under keys and the rest under values. Its
     output at a row depends on the inputs of that row and of the `taps - 1` before it. Linear attention keeps what its
-    state is made of: queries and keys before its convolution, and values with `gates` numbers after them.
+    `state` is made of: queries and keys before its convolution, and values with the gates' numbers after them; of
+    chunks of `mapped_from` tokens or more (None: of none) it keeps a map of its state in their place (`MappedRows`).
     """
 
     keys: tuple[int, int]
@@ -51,11 +63,12 @@ class LayerLayout:
     rotary: RotaryBand | None
     window: int | None = None
     taps: int | None = None
-    gates: int = 0
+    state: StateShape | None = None
+    mapped_from: int | None = None
 
     @property
     def kind(self) -> Literal["heads", "latent", "convolution", "linear"]:
-        if self.gates:
+        if self.state is not None:
             return "linear"
         if self.taps is not None:
             return "convolution"
@@ -65,6 +78,32 @@ class LayerLayout:
     def features(self) -> int:
         """Numbers kept per token, both slots together."""
         return self.keys[0] * self.keys[1] + self.values[0] * self.values[1]
+
+    @property
+    def gates(self) -> int:
+        """Numbers of the two gates of linear attention, after the values of a row."""
+        return 0 if self.state is None else 2 * self.state.heads
+
+    @property
+    def edge(self) -> int:
+        """Rows before a row that its convolution reads."""
+        return (self.taps or 1) - 1
+
+    @property
+    def map_numbers(self) -> int:
+        """Numbers of a chunk of linear attention that is kept as a map, at most: heads may forget."""
+        if self.state is None:
+            return 0
+        square = self.state.key_width * (self.state.key_width + self.state.value_width)
+        return self.state.heads * square + 2 * self.edge * self.features
+
+    def is_mapped(self, tokens: int) -> bool:
+        """Return whether a chunk of so many tokens keeps a map of its state here, in place of its rows."""
+        return self.mapped_from is not None and tokens >= self.mapped_from
+
+    def numbers(self, tokens: int) -> int:
+        """Return how many numbers a chunk of so many tokens keeps here."""
+        return self.map_numbers if self.is_mapped(tokens) else self.features * tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +118,17 @@ class LayerRows:
         return int(self.keys.shape[1])
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is kept."""
+        return self.keys, self.values
+
+    @property
     def bytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> "LayerRows":
+        """Return the same with other tensors, in the order of `tensors`."""
+        return LayerRows(*tensors)
 
     def slice(self, start: int, stop: int) -> "LayerRows":
         """Return rows `start` to `stop`, as views."""
@@ -92,11 +140,121 @@ class LayerRows:
 
     def to(self, device: torch.device) -> "LayerRows":
         """Return the same rows on another device."""
-        return LayerRows(self.keys.to(device), self.values.to(device))
+        return self.with_tensors([tensor.to(device) for tensor in self.tensors])
+
+    def clone(self) -> "LayerRows":
+        """Return the same rows in memory of their own."""
+        return self.with_tensors([tensor.clone() for tensor in self.tensors])
 
     def pinned(self) -> "LayerRows":
         """Return the same rows in page-locked host memory; needs a GPU."""
-        return LayerRows(self.keys.pin_memory(), self.values.pin_memory())
+        return self.with_tensors([tensor.pin_memory() for tensor in self.tensors])
+
+
+@dataclass(frozen=True, slots=True)
+class StateMap:
+    """What rows `start` to `stop` of linear attention do to a state S: S becomes `decay` S + `own`, whatever it was.
+
+    Attributes:
+        start, stop: rows that it stands for.
+        own: [heads, key width, value width], what the rows leave of themselves.
+        decay: [kept, key width, key width], what they leave of S, of the heads that do not forget it.
+        heads: [kept] int64, which these are.
+    """
+
+    start: int
+    stop: int
+    own: Tensor
+    decay: Tensor
+    heads: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All that is kept."""
+        return self.own, self.decay, self.heads
+
+    def at(self, start: int) -> "StateMap":
+        """Return the same map of rows that begin at `start`."""
+        return StateMap(start, start + self.stop - self.start, *self.tensors)
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> "StateMap":
+        """Return the same with other tensors, in the order of `tensors`."""
+        return StateMap(self.start, self.stop, *tensors)
+
+    def apply(self, state: Tensor) -> Tensor:
+        """Return what becomes of a state [1, heads, key width, value width], in its dtype."""
+        decay, own = self.decay.to(state), self.own.to(state)
+        if len(self.heads) == state.shape[1]:
+            return torch.baddbmm(own, decay, state[0])[None]
+        return own.index_add(0, self.heads, decay @ state[0, self.heads])[None]
+
+    def after(self, first: "StateMap") -> "StateMap":
+        """Return the map of two neighbouring runs of rows, `first` and then this."""
+        heads = torch.tensor(sorted({*self.heads.tolist()} & {*first.heads.tolist()}), device=self.heads.device)
+        places = [torch.searchsorted(held.heads, heads) for held in (self, first)]
+        decay, stop = self.decay[places[0]] @ first.decay[places[1]], first.stop + self.stop - self.start
+        return StateMap(first.start, stop, self.apply(first.own[None])[0], decay, heads)
+
+
+@dataclass(frozen=True, slots=True)
+class MappedRows(LayerRows):
+    """Rows of linear attention, runs of which are kept as maps of its state.
+
+    Keys and values hold the rows outside of these runs in order, and the last `edge` rows of each run, which the
+    convolution of the rows after it reads.
+    """
+
+    maps: tuple[StateMap, ...] = ()
+    edge: int = 0
+
+    @classmethod
+    def of(cls, rows: LayerRows, maps: Sequence[StateMap], edge: int) -> "MappedRows":
+        """Return rows without those that maps stand for."""
+        held = rows_outside(rows.tokens, maps, edge)
+        kept = rows.select(held.to(rows.keys.device))
+        return cls(kept.keys, kept.values, tuple(maps), edge)
+
+    @property
+    def tokens(self) -> int:
+        return int(self.keys.shape[1]) + sum(each.stop - self.edge - each.start for each in self.maps)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.keys, self.values, *(tensor for each in self.maps for tensor in each.tensors)
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> "MappedRows":
+        maps = (each.with_tensors(tensors[2 + 3 * n : 5 + 3 * n]) for n, each in enumerate(self.maps))
+        return MappedRows(tensors[0], tensors[1], tuple(maps), self.edge)
+
+    def rows_held(self) -> Tensor:
+        """Return which rows the keys and values are of [held] int64, in order, on the CPU."""
+        return rows_outside(self.tokens, self.maps, self.edge)
+
+    def slice(self, start: int, stop: int) -> LayerRows:
+        """Return rows `start` to `stop`, as views.
+
+        Raises:
+            ModelError: one of both is inside a run that is kept as a map.
+        """
+        for each in self.maps:
+            if any(each.start < cut < each.stop for cut in (start, stop)):
+                raise ModelError(f"rows {each.start} to {each.stop} are kept as a map: take all of them, or none")
+        first, last = torch.searchsorted(self.rows_held(), torch.tensor([start, stop])).tolist()
+        maps = tuple(each.at(each.start - start) for each in self.maps if start <= each.start < stop)
+        keys, values = self.keys[:, first:last], self.values[:, first:last]
+        return MappedRows(keys, values, maps, self.edge) if maps else LayerRows(keys, values)
+
+    def select(self, rows: Tensor) -> LayerRows:
+        """Raise ModelError: single rows are not kept."""
+        raise ModelError("rows that are kept as a map of a state cannot be selected one by one: take slices of them")
+
+
+def rows_outside(tokens: int, maps: Iterable[StateMap], edge: int) -> Tensor:
+    """Return the rows of `tokens` that are kept beside maps [held] int64: see `MappedRows`."""
+    held = torch.ones(tokens, dtype=torch.bool)
+    for each in maps:
+        held[each.start : each.stop - edge] = False
+    return held.nonzero()[:, 0]
 
 
 KVRows = Sequence[LayerRows]
@@ -137,4 +295,4 @@ def _finite(held: Sequence[Tensor]) -> bool:
 
 def rows_finite(rows: KVRows) -> bool:
     """Return whether no number of the rows of any layer is NaN or infinite; rows under way are waited for."""
-    return all_finite(tensor for layer in rows for tensor in (layer.keys, layer.values))
+    return all_finite(tensor for layer in rows for tensor in layer.tensors)

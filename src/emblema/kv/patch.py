@@ -290,12 +290,14 @@ def _orthonormal(columns: Tensor) -> Tensor:
 def rank_for_share(share: float, tokens: int, layouts: Sequence[LayerLayout], layers: Collection[int]) -> int:
     """Return the largest rank whose patch on `layers` has at most `share` of the bytes of the chunk's KV; 0 if none.
 
-    A slot of width F costs `rank (tokens + F)` numbers; beyond full rank a slot costs no more.
+    A slot of width F costs `rank (tokens + F)` numbers; beyond full rank a slot costs no more. Layers that keep a map
+    of the chunk's state are not patched.
     """
-    budget = share * tokens * sum(layout.features for layout in layouts)
-    slots = [slot for index in layers for slot in (layouts[index].keys, layouts[index].values)]
+    budget = share * sum(layout.numbers(tokens) for layout in layouts)
+    patched = [layouts[index] for index in layers if not layouts[index].is_mapped(tokens)]
+    slots = [slot for layout in patched for slot in (layout.keys, layout.values)]
     widths = [heads * width for heads, width in slots]
-    ranks = range(1, min(tokens, max(widths)) + 1)
+    ranks = range(1, min(tokens, max(widths, default=0)) + 1)
     return bisect_right(ranks, budget, key=lambda rank: _numbers(rank, tokens, widths))
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from emblema.errors import PlanError
 from emblema.kv.device import wait_for
 from emblema.kv.layout import LayerRows
+from emblema.link.mapped import cut_map
 from emblema.link.plan import LinkPlan, Recomputation, RowRange, RowSource, Selector
 from emblema.link.prompt import Prompt, TextPart
 from emblema.link.second_pass import chosen_rows, spanned_rows
@@ -72,8 +73,8 @@ class Executor:
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
 
-    def refusal(self, plan: LinkPlan) -> str | None:
-        """Return why this executor cannot carry a plan out, or None if it can."""
+    def refusal(self, plan: LinkPlan, prompt: Prompt) -> str | None:
+        """Return why this executor cannot carry a plan out on a prompt, or None if it can."""
         computed = plan.sources() == 0
         late = (computed[1:] & ~computed[:-1]).any(axis=0)
         if late.any():
@@ -81,7 +82,7 @@ class Executor:
         narrows = any(part.layers != (0, plan.layers) for part in plan.ranges)
         if self.adapter.keeps_states and narrows and any(part.hidden for part in plan.ranges):
             return "a layer keeps a state of all rows before: rows are not hidden while others leave between layers"
-        return None
+        return cut_map(plan, prompt, self.adapter.layouts)
 
     @torch.inference_mode()
     def run(self, job: LinkJob, *, reserve: int = 0, table: KVTable | None = None) -> LinkedTable:
@@ -100,7 +101,7 @@ class Executor:
         """
         plan = job.plan
         plan.validate()
-        reason = self.refusal(plan)
+        reason = self.refusal(plan, job.prompt)
         if reason is not None:
             raise PlanError(reason)
         began = time.perf_counter()
@@ -203,6 +204,8 @@ class _PlanRun:
         chosen = chosen_rows(again, attention.readings.scores(slots).cpu())
         self.selected = (tuple(chosen.tolist()),)
         self.row_layers = (len(rows) + len(chosen) + len(noted)) * self.plan.layers
+        # What is computed again is no longer stood for by maps of a state.
+        self.table.forget_maps(self.slots[chosen])
         # The question follows all candidates.
         rows = torch.cat((chosen, rows[noted]))
         return self.adapter.forward(self._batch(rows, ranges), self.table, wanted=1)

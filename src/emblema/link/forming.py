@@ -9,7 +9,7 @@ from typing import Protocol
 from emblema.errors import PlanError
 from emblema.kv.chunk import Chunk
 from emblema.kv.keys import ArtifactKey
-from emblema.kv.layout import KVRows, LayerRows
+from emblema.kv.layout import KVRows, LayerRows, MappedRows
 from emblema.kv.patch import Patch, deficit, form_patch
 from emblema.kv.rotation import PhaseBook, unplace
 from emblema.link.context import LinkContext
@@ -91,7 +91,7 @@ def deficits_of(
         prompt: the prompt.
         segment: the chunk's place in it.
         canonical: the chunk's rows, prefilled alone.
-        layers: the layers to compare; the others are None.
+        layers: the layers to compare; the others are None, and those that keep a map of the chunk's state.
 
     Raises:
         PlanError: the segment is text.
@@ -102,7 +102,7 @@ def deficits_of(
     target = PhaseBook(model.tables, prompt.positions[:, segment.start : segment.stop].to(model.device))
     deficits: Deficits = []
     for index, layout in enumerate(model.layouts):
-        if index not in layers:
+        if index not in layers or isinstance(canonical[index], MappedRows):
             deficits.append(None)
             continue
         conditioned = unplace(table.read(index, segment.start, segment.stop), layout, target)

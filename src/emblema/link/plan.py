@@ -106,12 +106,33 @@ class RowRange:
             origin = replace(origin, offset=origin.offset + cut)
         return replace(self, start=row, origin=origin)
 
-    def factors_read(self, layout: LayerLayout) -> int:
-        """Return how many numbers of patch factors are read for the range in a layer."""
-        if self.patch is None:
+    def factors_read(self, layout: LayerLayout, tokens: int) -> int:
+        """Return how many numbers of patch factors are read for the range in a layer; a map of a state has none.
+
+        Args:
+            layout: of the layer.
+            tokens: of the chunk that the range is taken from.
+        """
+        if self.patch is None or layout.is_mapped(tokens):
             return 0
         widths = [heads * width for heads, width in (layout.keys, layout.values)]
         return sum(min(self.patch.rank, width) * (self.rows + width) for width in widths)
+
+    @property
+    def chunk_start(self) -> int:
+        """The row of the prompt at which the chunk begins that the range is taken from; its own start without one."""
+        return self.start - self.origin.offset if isinstance(self.origin, ChunkOrigin) else self.start
+
+    def numbers_read(self, layout: LayerLayout, tokens: int) -> int:
+        """Return how many numbers of taken rows are read for the range in a layer; of a map, by the last of its ranges.
+
+        Args:
+            layout: of the layer.
+            tokens: of the chunk that the range is taken from.
+        """
+        if isinstance(self.origin, ChunkOrigin) and layout.is_mapped(tokens):
+            return layout.map_numbers if self.stop == self.chunk_start + tokens else 0
+        return self.rows * layout.features
 
     def __str__(self) -> str:
         words = []
@@ -163,11 +184,13 @@ class Recomputation:
         candidates: row ranges to choose from, taken in every layer.
         budget: how many of them are computed.
         question: rows that run in both passes; the prompt's last row is the last of them.
+        whole: those of the candidates that are computed whole or not at all.
     """
 
     candidates: tuple[Rows, ...]
     budget: int
     question: Rows
+    whole: tuple[Rows, ...] = ()
 
     @property
     def question_rows(self) -> int:
@@ -183,7 +206,8 @@ class Recomputation:
         """Return what is left of it from a row on; None where no candidate is."""
         candidates = _spans_after(self.candidates, row)
         question = (max(row, self.question[0]), self.question[1])
-        return replace(self, candidates=candidates, question=question) if candidates else None
+        whole = tuple(rows for rows in self.whole if rows in candidates)
+        return replace(self, candidates=candidates, question=question, whole=whole) if candidates else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,14 +367,18 @@ class LinkPlan:
         row_layers = numbers = factors = 0
         taken: set[int] = set()
         patched: set[int] = set()
+        ends: dict[int, int] = {}
         for part in self.ranges:
-            own = layouts[part.layers[0] : part.layers[1]]
+            if isinstance(part.origin, ChunkOrigin):
+                ends[part.chunk_start] = max(part.stop, ends.get(part.chunk_start, 0))
+        for part in self.ranges:
+            own, tokens = layouts[part.layers[0] : part.layers[1]], ends.get(part.chunk_start, 0) - part.chunk_start
             if part.source is RowSource.COMPUTED:
                 row_layers += part.rows * len(own)
             elif part.source is RowSource.TAKEN:
                 taken.update(range(part.start, part.stop))
-                numbers += part.rows * sum(layout.features for layout in own)
-                factors += sum(part.factors_read(layout) for layout in own)
+                numbers += sum(part.numbers_read(layout, tokens) for layout in own)
+                factors += sum(part.factors_read(layout, tokens) for layout in own)
                 if part.code == 2:
                     patched.update(range(part.start, part.stop))
         for selector in self.selectors:

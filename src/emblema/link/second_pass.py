@@ -28,14 +28,28 @@ def spanned_rows(spans: Sequence[Rows]) -> Tensor:
 def chosen_rows(again: Recomputation, scores: Tensor) -> Tensor:
     """Return the rows that a second pass computes beside the question [chosen] int64, in order.
 
+    Of what is computed whole or not at all, that which the question attends most comes first, as far as there is room.
+
     Args:
         again: the second pass.
         scores: [candidates] float32 on the CPU, how much the question attends each candidate, in the order of
             `spanned_rows(again.candidates)`.
     """
     candidates = spanned_rows(again.candidates)
-    best = scores.topk(min(again.budget, len(candidates))).indices
-    return candidates[best].sort().values
+    if not again.whole:
+        best = scores.topk(min(again.budget, len(candidates))).indices
+        return candidates[best].sort().values
+    chosen, left = torch.zeros(len(candidates), dtype=torch.bool), again.budget
+    places = [torch.searchsorted(candidates, torch.tensor(span)) for span in again.whole]
+    for start, stop in sorted(places, key=lambda span: -float(scores[span[0] : span[1]].sum())):
+        if int(stop - start) <= left:
+            chosen[start:stop], left = True, left - int(stop - start)
+    single = torch.ones(len(candidates), dtype=torch.bool)
+    for start, stop in places:
+        single[start:stop] = False
+    best = scores.masked_fill(~single, -torch.inf).topk(min(left, int(single.sum()))).indices
+    chosen[best] = True
+    return candidates[chosen]
 
 
 def runs_of(rows: Tensor) -> tuple[Rows, ...]:

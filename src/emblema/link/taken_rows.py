@@ -11,7 +11,7 @@ from torch import Tensor
 from emblema.errors import LoadError, PlanError
 from emblema.kv.chunk import Chunk
 from emblema.kv.keys import ArtifactKey
-from emblema.kv.layout import KVRows, LayerLayout, LayerRows, layer_is_here
+from emblema.kv.layout import KVRows, LayerLayout, LayerRows, MappedRows, layer_is_here
 from emblema.kv.patch import Factors, Patch
 from emblema.kv.placers import placer_for
 from emblema.kv.placing import LayerMemory, PlacedSegment, Placer, RowPlacement, SlotRows, band_of, scratch_memory
@@ -52,6 +52,13 @@ class OpenSink(RowSink, Protocol):
     def memory(self, layer: int) -> LayerMemory | None:
         """Return where a layer's rows are kept, on any device; None for no memory with strides, or not in numbers."""
         ...
+
+
+@runtime_checkable
+class StateSink(RowSink, Protocol):
+    """A sink whose layers of linear attention take maps of their state."""
+
+    def write_mapped(self, layer: int, first: int, rows: MappedRows, skip: int = 0) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +199,9 @@ class TakenRows:
         slots: dict[torch.device, list[SlotRows]] = {}
         for layer in layers:
             layout = self._model.layouts[layer]
+            if layout.mapped_from is not None and any(group.mapped(layer)):
+                self._place_maps(group, layer)
+                continue
             self.bytes_read += group.placement.rows * layout.features * self._model.dtype.itemsize
             memory = self._table.memory(layer) if isinstance(self._table, OpenSink) else None
             device = self._model.device if memory is None else memory.keys.device
@@ -205,6 +215,25 @@ class TakenRows:
         for device, held in slots.items():
             placer = self._placer if device == self._model.device else placer_for(device)
             placer.place(group.placement.on(device), held)
+
+    def _place_maps(self, group: "_RelocatedGroup", layer: int) -> None:
+        """Write a layer's rows where those of some chunks are kept as maps of its state; it has no positions.
+
+        Raises:
+            PlanError: the table takes no maps.
+            LoadError: a chunk's map is not of this model's shapes.
+        """
+        if not isinstance(self._table, StateSink):
+            raise PlanError("rows that are kept as maps of a state cannot be written to this table")
+        layout, rest = self._model.layouts[layer], []
+        for part, (first, rows) in zip(group.parts, group.maps(layer), strict=True):
+            if rows is None:
+                rest.append(part)
+                continue
+            self._table.write_mapped(layer, first, rows, _chunk_rows(part).start)
+            self.bytes_read += part.numbers_read(layout, rows.tokens) * self._model.dtype.itemsize
+        if rest:
+            self._place(group.only(rest), [layer])
 
 
 def relocated(model: ModelGeometry, job: LinkJob, layer: int, rows: Tensor) -> LayerRows:
@@ -246,6 +275,7 @@ class _RelocatedGroup:
 
     def __init__(self, model: ModelGeometry, job: LinkJob, parts: Sequence[RowRange], slots: Tensor) -> None:
         self.parts, self.layers, self._model, self._resources = parts, parts[0].layers, model, job.resources
+        self._job, self._slots = job, slots
         self._held: list[tuple[Chunk, KVRows]] = []
         known = {chunk.id: chunk for _, chunk in job.prompt.chunk_segments}
         positions, segments, count = [], [], 0
@@ -265,6 +295,35 @@ class _RelocatedGroup:
         target = PhaseBook(model.tables, _moved(job.prompt.positions[:, rows], model.device))
         self.placement = RowPlacement(tuple(segments), _contiguous(slots[rows], model.device), source, target)
         self.dense = replace(self.placement, slots=slice(0, count))
+
+    def only(self, parts: Sequence[RowRange]) -> "_RelocatedGroup":
+        """Return the group of some of the ranges."""
+        return _RelocatedGroup(self._model, self._job, parts, self._slots)
+
+    def mapped(self, layer: int) -> list[bool]:
+        """Return of each range whether its chunk keeps a map of the layer's state in place of its rows."""
+        return [layer < len(held) and isinstance(held[layer], MappedRows) for _, held in self._held]
+
+    def maps(self, layer: int) -> list[tuple[int, MappedRows | None]]:
+        """Return of each range the slot of its chunk's first row, and the chunk's rows where a map is among them.
+
+        Raises:
+            PlanError: such a chunk's slots are apart.
+            LoadError: a map is not of this model's shapes.
+        """
+        found: list[tuple[int, MappedRows | None]] = []
+        for part, (chunk, held) in zip(self.parts, self._held, strict=True):
+            rows = held[layer] if layer < len(held) else None
+            if not isinstance(rows, MappedRows):
+                found.append((0, None))
+                continue
+            _check_map(chunk, rows, self._model.layouts[layer], layer)
+            first = part.start - _chunk_rows(part).start
+            slots = self._slots[max(0, first) : first + chunk.tokens]
+            if len(slots) < chunk.tokens or bool((slots.diff() != 1).any()):
+                raise PlanError(f"rows {part.start} to {part.stop} are a part of what {chunk!r} keeps as a map")
+            found.append((int(slots[0]), rows))
+        return found
 
     def here(self, layer: int) -> bool:
         """Return whether a layer's rows can be read without waiting, and without an error."""
@@ -305,9 +364,39 @@ class _RelocatedGroup:
         Raises:
             PlanError: a patch was not handed over.
         """
-        found = [self._resources.factors(part, layer) for part in self.parts]
+        layout = self._model.layouts[layer]
+        found: list[SlotFactors] = [
+            (None, None) if layout.is_mapped(chunk.tokens) else self._resources.factors(part, layer)
+            for part, (chunk, _) in zip(self.parts, self._held, strict=True)
+        ]
         read = sum(slot.bytes for slots in found for slot in slots if slot is not None)
         return _moved_factors(found, device), read
+
+
+def _check_map(chunk: Chunk, rows: MappedRows, layout: LayerLayout, layer: int) -> None:
+    """Raise LoadError where a chunk's map is not what this model makes of so many tokens."""
+    edge, state = layout.edge, layout.state
+    shapes = None
+    if state is not None and layout.is_mapped(chunk.tokens) and len(rows.maps) == 1:
+        kept = len(rows.maps[0].heads)
+        shapes = [
+            (layout.keys[0], 2 * edge, layout.keys[1]),
+            (layout.values[0], 2 * edge, layout.values[1]),
+            (state.heads, state.key_width, state.value_width),
+            (kept, state.key_width, state.key_width),
+            (kept,),
+        ]
+    spans = [(each.start, each.stop) for each in rows.maps]
+    heads = rows.maps[0].heads if rows.maps else None
+    if (
+        [tuple(tensor.shape) for tensor in rows.tensors] != shapes
+        or (spans, rows.edge) != ([(edge, chunk.tokens)], edge)
+        or state is None
+        or heads is None
+        or not all(0 <= head < state.heads for head in heads.tolist())
+        or bool((heads.diff() <= 0).any())
+    ):
+        raise LoadError(chunk.id, f"its map of layer {layer} has other shapes than the model's")
 
 
 def _chunk_rows(part: RowRange) -> slice:

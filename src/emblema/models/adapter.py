@@ -10,7 +10,7 @@ from torch import Tensor
 
 from emblema.errors import ModelError, PromptError, UnsupportedModelError
 from emblema.kv.chunk import Encoded
-from emblema.kv.layout import KVRows, LayerLayout, LayerRows
+from emblema.kv.layout import KVRows, LayerLayout, LayerRows, MappedRows
 from emblema.kv.rotation import PhaseBook, RotaryTable, move_rows
 from emblema.models.attention import (
     AttendedRows,
@@ -303,7 +303,11 @@ class Adapter:
     def make_states(self, table: KVTable) -> None:
         """Have a table know the states of linear attention after all of its rows; decoding goes on from these."""
         with torch.inference_mode():
-            StateScan(table, self._mixers).make_states()
+            self.state_scan(table).make_states()
+
+    def state_scan(self, table: KVTable) -> StateScan:
+        """Return what runs layers of linear attention over the rows of a table."""
+        return StateScan(table, self._mixers)
 
     def decode(self, token_ids: Tensor, positions: Tensor, rows: Tensor, table: BatchTable) -> Tensor:
         """Run one new text row of each sequence of a batch, and append it.
@@ -402,10 +406,18 @@ class Adapter:
         self.forward(batch, table, wanted=0)
         first = len(self.anchor)
         rows = tuple(table.read(layer, first, first + encoded.tokens) for layer in range(len(self.layouts)))
-        if first == 0:
-            return rows
-        source, target = self.phases(encoded.positions + first), self.phases(encoded.positions)
-        return move_rows(rows, self.layouts, source, target, self.dtype)
+        if first:
+            source, target = self.phases(encoded.positions + first), self.phases(encoded.positions)
+            rows = tuple(move_rows(rows, self.layouts, source, target, self.dtype))
+        mapped = [layer for layer, layout in enumerate(self.layouts) if layout.is_mapped(encoded.tokens)]
+        return tuple(self._mapped(table, layer, own) if layer in mapped else own for layer, own in enumerate(rows))
+
+    def _mapped(self, table: KVTable, layer: int, rows: LayerRows) -> MappedRows:
+        """Return the rows of a chunk, the last of a table, as a map of the layer's state."""
+        edge, stop = self.layouts[layer].edge, table.length
+        with torch.inference_mode():
+            made = self.state_scan(table).make_map(layer, stop - rows.tokens + edge, stop)
+        return MappedRows.of(rows, [made.at(edge)], edge)
 
     def prefill(self, encoded: Encoded, shift: int = 0) -> tuple[KVRows, Tensor]:
         """Prefill a chunk after nothing, from position `shift`: its rows and its final hidden states."""

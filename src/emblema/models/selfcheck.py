@@ -13,6 +13,7 @@ from emblema.kv.layout import KVRows, LayerRows
 from emblema.kv.patch import deficit, form_patch
 from emblema.kv.rotation import place, relocate, unplace
 from emblema.models.adapter import Adapter
+from emblema.models.tables import KVTable
 
 SHIFTS = (40, 1000, 4096)
 
@@ -68,6 +69,7 @@ def selfcheck(adapter: Adapter, tokens: int = 24) -> SelfCheck:
         _select_all(adapter, encoded, prefilled, 1e-4 if full else 1e-1),
         *_relocations(adapter, encoded, prefilled, 1e-4 if full else 2e-2, 1e-2 if full else 1e-1),
         _full_rank(adapter, encoded, prefilled, 1e-4 if full else 1e-1),
+        *_state_maps(adapter, encoded, prefilled, 1e-4 if full else 2e-2, 1e-2 if full else 1e-1),
     ]
     report = SelfCheck(adapter.family, tuple(checks))
     for check in checks:
@@ -159,6 +161,49 @@ def _full_rank(adapter: Adapter, encoded: Encoded, prefilled: Prefilled, bound: 
         errors.append(_rows_error(patched, native, adapter.dtype))
     worst = max(range(len(errors)), key=errors.__getitem__)
     return Check("full-rank patch", errors[worst], bound, f"{adapter.names[worst]}.self_attn")
+
+
+def _state_maps(adapter: Adapter, encoded: Encoded, prefilled: Prefilled, bound: float, moved: float) -> list[Check]:
+    """Check that what rows do to a layer's state is a map, whatever the state and wherever the rows are.
+
+    The map is made by the layer's own forward from the states 0 and I. It must give what that makes of a third state,
+    be the map of the rows' second half after that of their first half, and be the same for rows prefilled elsewhere.
+    """
+    layers = [index for index, layout in enumerate(adapter.layouts) if layout.kind == "linear"]
+    if not layers:
+        return []
+    here, there = (_with_rows(adapter, encoded, prefilled(start)[0]) for start in (0, SHIFTS[0]))
+    errors: dict[str, list[float]] = {"state is affine": [], "state maps compose": [], "state maps move": []}
+    generator = torch.Generator().manual_seed(7)
+    for index in layers:
+        edge, stop = adapter.layouts[index].edge, encoded.tokens
+        with torch.inference_mode():
+            scan = adapter.state_scan(here)
+            whole, first, second = (
+                scan.make_map(index, *rows) for rows in ((edge, stop), (edge, stop // 2), (stop // 2, stop))
+            )
+            state = torch.randn(whole.own.shape, generator=generator).to(whole.own.device)[None]
+            state *= whole.own.float().std()
+            ends = scan.run_from(index, edge, stop, state)
+            elsewhere = adapter.state_scan(there).make_map(index, edge, stop)
+        errors["state is affine"].append(_difference(whole.apply(state), ends))
+        errors["state maps compose"].append(_difference(second.after(first).apply(state), ends))
+        errors["state maps move"].append(_difference(elsewhere.apply(state), ends))
+    checks = []
+    for name, found in errors.items():
+        worst = max(range(len(found)), key=found.__getitem__)
+        most = moved if name == "state maps move" else bound
+        checks.append(Check(name, found[worst], most, adapter.names[layers[worst]]))
+    return checks
+
+
+def _with_rows(adapter: Adapter, encoded: Encoded, rows: KVRows) -> KVTable:
+    """Return a table of a passage's rows."""
+    table = adapter.table(encoded.tokens)
+    table.allocate(torch.arange(encoded.tokens, device=adapter.device))
+    for layer, own in enumerate(rows):
+        table.write(layer, slice(0, encoded.tokens), own)
+    return table
 
 
 def _rows_error(left: LayerRows, right: LayerRows, dtype: torch.dtype) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from emblema.errors import ModelError
-from emblema.kv.layout import LayerLayout, LayerRows
+from emblema.kv.layout import LayerLayout, LayerRows, MappedRows, StateMap
 from emblema.kv.placing import LayerMemory
 
 
@@ -28,12 +28,12 @@ class ScanStart:
     Attributes:
         state: [1, heads, key width, value width]; None at the beginning of the prompt.
         inputs: [1, channels, taps - 1] of its convolution, of the rows before; None there.
-        until: row of the prompt.
+        until: row of the prompt; None where the state that it ends with is not kept.
     """
 
     state: Tensor | None
     inputs: Tensor | None
-    until: int
+    until: int | None
 
 
 class DecoderCache(Cache):
@@ -172,6 +172,8 @@ class KVTable(DecoderCache):
         slots: where a forward under way writes its rows.
         rows_before: of a forward under way, the slots [rows, taps] that convolutions of so many taps read.
         states: by layer of linear attention, the state that its last forward ended with, while its rows stay.
+        maps: by layer of linear attention, the maps that stand for runs of slots; what these slots hold, but for the
+            last of them, counts for nothing.
         rows: [capacity] int64, row of the prompt held by each slot; `order` has it on the layers' devices.
         groups: [capacity] int64, bidirectional group of each slot; -1 is causal.
     """
@@ -190,6 +192,7 @@ class KVTable(DecoderCache):
         self.slots: Tensor | slice | None = None
         self.rows_before: Callable[[int], Tensor] | None = None
         self.states: dict[int, LayerState] = {}
+        self.maps: dict[int, tuple[StateMap, ...]] = {}
         self._fill: Callable[[int], None] | None = None
         self._unfilled: set[int] = set()
         self.rows = torch.empty(0, dtype=torch.int64, device=self.device)
@@ -245,9 +248,41 @@ class KVTable(DecoderCache):
         return range(start, stop)
 
     def write(self, layer: int, slots: Tensor | slice, rows: LayerRows) -> None:
-        """Scatter rows of one layer into slots, which must be allocated."""
+        """Scatter rows of one layer into slots, which must be allocated.
+
+        Rows that are kept as maps go into slots one after another.
+        """
+        if isinstance(rows, MappedRows):
+            first = slots.start if isinstance(slots, slice) else int(slots[0])
+            self.write_mapped(layer, first, rows)
+            return
         self.states.pop(layer, None)
         self._put(layer, slots, rows)
+
+    def write_mapped(self, layer: int, first: int, rows: MappedRows, skip: int = 0) -> None:
+        """Write rows that are kept as maps into slots from `first` on.
+
+        Args:
+            layer: of linear attention.
+            first: slot of their first row.
+            rows: the rows.
+            skip: how many of the first rows are left as they are.
+        """
+        self.states.pop(layer, None)
+        held = rows.rows_held()
+        keys, values = (tensor[:, int((held < skip).sum()) :] for tensor in (rows.keys, rows.values))
+        self._put(layer, first + held[held >= skip], LayerRows(keys, values))
+        device = self.devices[layer]
+        maps = [each.with_tensors([own.to(device) for own in each.tensors]) for each in rows.maps]
+        made = {first + each.start: each.at(first + each.start) for each in maps}
+        self.maps[layer] = (*(each for each in self.maps.get(layer, ()) if each.start not in made), *made.values())
+
+    def forget_maps(self, slots: Tensor) -> None:
+        """Have some slots [n] int64 no longer be stood for by maps: their rows will be written in every layer."""
+        own = set(slots.tolist())
+        for layer, maps in self.maps.items():
+            self.maps[layer] = tuple(each for each in maps if not own.issuperset(range(each.start, each.stop)))
+            self.states.pop(layer, None)
 
     def put(self, layer: int, slots: Tensor, rows: LayerRows) -> None:
         """Write what a forward computes in a layer of linear attention, whose state follows."""
@@ -292,15 +327,45 @@ class KVTable(DecoderCache):
         fill(layer)
 
     def read(self, layer: int, start: int = 0, stop: int | None = None) -> LayerRows:
-        """Return rows of a layer in slots `start` to `stop` (all in use by default), as views."""
+        """Return rows of a layer in slots `start` to `stop` (all in use by default), as views.
+
+        Runs of them that maps stand for are returned as maps.
+
+        Raises:
+            ModelError: a map stands for some of the slots and for others.
+        """
+        stop = self.length if stop is None else stop
+        rows = self.slots_of(layer, start, stop)
+        maps = [each for each in self.maps.get(layer, ()) if each.start < stop and start < each.stop]
+        if not maps:
+            return rows
+        if any(each.start < start or stop < each.stop for each in maps):
+            raise ModelError(f"Slots {start} to {stop} of layer {layer} end inside a run that a map stands for.")
+        return MappedRows.of(rows, [each.at(each.start - start) for each in maps], self.layouts[layer].edge)
+
+    def slots_of(self, layer: int, start: int = 0, stop: int | None = None) -> LayerRows:
+        """Return what slots `start` to `stop` of a layer hold (all in use by default), as views: see `maps`."""
         self._ready(layer)
         stop = self.length if stop is None else stop
         return LayerRows(self._keys[layer][0, :, start:stop], self._values[layer][0, :, start:stop])
 
     def gather(self, slots: Tensor) -> tuple[LayerRows, ...]:
-        """Return copies of every layer's rows in some slots [n] int64, in that order."""
-        where = self._on_layers(slots)
-        return tuple(self.read(layer).select(where[device]) for layer, device in enumerate(self.devices))
+        """Return copies of every layer's rows in some slots [n] int64, in that order.
+
+        Raises:
+            ModelError: a map stands for one of the slots, and they do not follow one another.
+        """
+        self.settle()
+        where, first = self._on_layers(slots), int(slots[0]) if len(slots) else 0
+        found = []
+        for layer, device in enumerate(self.devices):
+            if not any(bool(((slots >= each.start) & (slots < each.stop)).any()) for each in self.maps.get(layer, ())):
+                found.append(self.slots_of(layer).select(where[device]))
+            elif torch.equal(slots, torch.arange(first, first + len(slots), device=slots.device)):
+                found.append(self.read(layer, first, first + len(slots)).clone())
+            else:
+                raise ModelError("Slots that a map stands for cannot be gathered in another order.")
+        return tuple(found)
 
     def _on_layers(self, slots: Tensor) -> dict[torch.device, Tensor]:
         """Return slots on the device of each layer."""
@@ -310,6 +375,8 @@ class KVTable(DecoderCache):
         """Keep only the given slots [n] int64, in that order; slots move to 0 … n - 1."""
         self.settle()
         self.states.clear()
+        if any(self.maps.values()):
+            self._move_maps(keep.tolist())
         count = int(keep.shape[0])
         where = self._on_layers(keep)
         for tables in (self._keys, self._values):
@@ -321,11 +388,26 @@ class KVTable(DecoderCache):
         self.length = count
         self._orders.clear()
 
+    def _move_maps(self, keep: list[int]) -> None:
+        """Keep the maps whose slots all stay, one after another; the others' go."""
+        places = {slot: place for place, slot in enumerate(keep)}
+        for layer, maps in self.maps.items():
+            stay = []
+            for each in maps:
+                moved = [places.get(slot) for slot in range(each.start, each.stop)]
+                if moved[0] is not None and moved == list(range(moved[0], moved[0] + len(moved))):
+                    stay.append(each.at(moved[0]))
+                elif any(place is not None for place in moved):
+                    raise ModelError("Slots that a map stands for stay together, or leave together.")
+            self.maps[layer] = tuple(stay)
+
     def truncate(self, length: int) -> None:
         """Forget all slots from `length` on."""
         if not 0 <= length <= self.length:
             raise ModelError(f"A table of {self.length} rows cannot be truncated to {length}.")
         self.states.clear()
+        for layer, maps in self.maps.items():
+            self.maps[layer] = tuple(each for each in maps if each.stop <= length)
         self.length = length
 
     def update(
@@ -345,7 +427,7 @@ class KVTable(DecoderCache):
 
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor:
         """Called by linear attention: keep the state that it ends with."""
-        if self.scan is not None:
+        if self.scan is not None and self.scan.until is not None:
             self.states[layer_idx] = LayerState(recurrent_states, self.scan.until)
         return recurrent_states
 

@@ -353,7 +353,7 @@ def _needs_of_decisions(plan: LinkPlan, prompt: Prompt, knowledge: Knowledge) ->
         if decision.lane is not Lane.FULL or rank == 0:
             continue
         key = ArtifactKey(knowledge.model, chunk.id, prompt.antecedents(segment))
-        if not knowledge.holds(PatchUse(key, rank)):
+        if not knowledge.holds(PatchUse(key, rank), chunk.tokens):
             needs[key] = (key, rank, layers)
     return tuple(needs.values())
 

@@ -157,7 +157,7 @@ class ChunkBuilder:
     def handle(self, id: str, kind: ChunkKind, encoded: Encoded) -> Chunk:
         """Return a chunk as the store gives it out, whose rows are made when they are first asked for."""
         adapter = self.adapter
-        sizes = [layout.features * encoded.tokens * adapter.dtype.itemsize for layout in adapter.layouts]
+        sizes = [layout.numbers(encoded.tokens) * adapter.dtype.itemsize for layout in adapter.layouts]
         return self.store.handle(Chunk(id, kind, adapter.fingerprint, encoded, ()), sizes)
 
     def prepare(

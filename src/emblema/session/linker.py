@@ -176,7 +176,7 @@ class Linker:
             return plan if request.table is None else plan.after(request.reused_rows)
 
         plan = planned()
-        refusal = self.executor.refusal(plan)
+        refusal = self.executor.refusal(plan, request.prompt)
         if refusal is not None:
             strategy, answer.why = Full(), answer.why or refusal
             plan = planned()

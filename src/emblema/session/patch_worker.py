@@ -19,7 +19,7 @@ from emblema.errors import EmblemaError, LoadError
 from emblema.kv.chunk import Chunk
 from emblema.kv.device import beside_model
 from emblema.kv.keys import ArtifactKey
-from emblema.kv.layout import KVRows, LayerLayout, LayerRows, kv_bytes, rows_finite
+from emblema.kv.layout import KVRows, LayerLayout, LayerRows, MappedRows, kv_bytes, rows_finite
 from emblema.kv.patch import LEAST_KEPT, Patch, deficit, form_faithful_patch
 from emblema.kv.rotation import PhaseBook, unplace
 from emblema.latest import LatestDict
@@ -85,6 +85,9 @@ class PatchJob:
                 raise LoadError(self.chunk.id, "its rows are not finite")
             deficits: list[LayerRows | None] = []
             for conditioned, canonical, layout in zip(self.rows, self.chunk.rows, self.layouts, strict=True):
+                if isinstance(canonical, MappedRows):
+                    deficits.append(None)
+                    continue
                 own = unplace(canonical.to(conditioned.keys.device), layout, self.source)
                 deficits.append(deficit(unplace(conditioned, layout, self.target), own))
             patch = form_faithful_patch(deficits, self.rank, self.dtype, self.least_kept)

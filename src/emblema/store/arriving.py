@@ -90,7 +90,7 @@ class ArrivingRows(Sequence[LayerRows]):
                 if rows is not None:
                     event = self._events[layer]
                     if event is not None:
-                        event.join((rows.keys, rows.values))
+                        event.join(rows.tensors)
                     return rows
                 if self._error is not None:
                     raise self._error

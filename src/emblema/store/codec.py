@@ -1,5 +1,6 @@
 """Chunks and patches as records and back; the names and the order of their tensors are in `docs/store-format.md`."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,7 @@ from emblema.errors import LoadError, StoreError
 from emblema.kv.chunk import Chunk, ChunkKind, Encoded
 from emblema.kv.device_copies import HostCopier
 from emblema.kv.keys import ArtifactKey, ArtifactKind
-from emblema.kv.layout import LayerRows
+from emblema.kv.layout import LayerRows, MappedRows, StateMap
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.store.compression import Compression, check_compression, compress, restore
 from emblema.store.record import Array, Record, RecordHeader, RecordKind, RecordReader
@@ -37,6 +38,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 Value = TypeVar("Value")
 SLOTS = ("keys", "values")
+MAP = ("own", "decay", "heads")
 ENCODED = ("token_ids", "positions", "visual", "groups", "embeds")
 
 
@@ -66,13 +68,16 @@ def chunk_record(
     tensors |= {f"deepstack.{layer}": features for layer, features in enumerate(encoded.deepstack)}
     layers = []
     for index, layer in enumerate(chunk.rows):
-        shapes = {}
+        shapes: dict[str, Any] = {}
         for slot, rows in zip(SLOTS, (layer.keys, layer.values), strict=True):
             stored, scales = compress(rows, compression)
             if scales is not None:
                 tensors[f"layers.{index}.{slot}.scales"] = scales
             tensors[f"layers.{index}.{slot}"] = stored
             shapes[slot] = [rows.shape[0], rows.shape[2], _dtype_name(rows)]
+        if isinstance(layer, MappedRows):
+            own, shapes["map"] = _map_tensors(layer, compression)
+            tensors |= {f"layers.{index}.{name}": tensor for name, tensor in own.items()}
         layers.append(shapes)
     meta = {
         "media": chunk.kind,
@@ -83,6 +88,22 @@ def chunk_record(
         "layers": layers,
     }
     return make_record(RecordHeader(chunk.id, "chunk", owner, chunk.model, (), created, meta), tensors)
+
+
+def _map_tensors(layer: MappedRows, compression: Compression) -> tuple[dict[str, Tensor], list[Any]]:
+    """Return the tensors of a chunk's map as they are stored, and what the header says of it.
+
+    Raises:
+        StoreError: it is not one map that reaches to the chunk's end.
+    """
+    if len(layer.maps) != 1 or layer.maps[0].stop != layer.tokens:
+        raise StoreError("rows that are kept as several maps of a state cannot be stored: store chunks one by one")
+    own, decay, heads = layer.maps[0].tensors
+    # Never less: a map's error stays in the state.
+    half = compression != "none" and own.dtype in (torch.float32, torch.float64)
+    kept = [tensor.bfloat16() if half else tensor for tensor in (own, decay)]
+    said = [layer.maps[0].start, layer.edge, *own.shape, len(heads), _dtype_name(own)]
+    return dict(zip(MAP, (*kept, heads), strict=True)), said
 
 
 def chunk_kind(header: RecordHeader) -> ChunkKind:
@@ -102,9 +123,13 @@ def layer_bytes(header: RecordHeader) -> tuple[int, ...]:
     """
 
     def sizes(header: RecordHeader) -> tuple[int, ...]:
-        rows = _natural(header.meta["tokens"])
+        tokens = _natural(header.meta["tokens"])
         return tuple(
-            sum(_slot_bytes(header, f"layers.{index}.{slot}", rows, *_slot(layer, slot)) for slot in SLOTS)
+            sum(
+                _slot_bytes(header, f"layers.{index}.{slot}", _held(layer, tokens), *_slot(layer, slot))
+                for slot in SLOTS
+            )
+            + sum(_tensor_bytes(header, f"layers.{index}.{name}", *own) for name, own in _map_shapes(layer).items())
             for index, layer in enumerate(_layers(header))
         )
 
@@ -192,8 +217,19 @@ def _encoded(reader: RecordReader, header: RecordHeader) -> Encoded:
 
 
 def _layer(reader: RecordReader, index: int, layer: Any, header: RecordHeader) -> LayerRows:
-    count = _natural(header.meta["tokens"])
-    return LayerRows(*(_rows(reader, index, slot, count, *_slot(layer, slot)) for slot in SLOTS))
+    tokens, name = _natural(header.meta["tokens"]), f"layers.{index}"
+    count = _held(layer, tokens)
+    rows = [_rows(reader, index, slot, count, *_slot(layer, slot)) for slot in SLOTS]
+    if "map" not in layer:
+        return LayerRows(*rows)
+    start, edge, *_ = layer["map"]
+    shapes = _map_shapes(layer)
+    own, decay = (
+        _to_tensor(reader, f"{name}.{part}", (NAMES[dtype], "BF16"), *shape).to(dtype)
+        for part, (shape, dtype) in ((part, shapes[part]) for part in MAP[:2])
+    )
+    heads = _to_tensor(reader, f"{name}.{MAP[2]}", ("I64",), *shapes[MAP[2]][0])
+    return MappedRows(rows[0], rows[1], (StateMap(start, tokens, own, decay, heads),), edge)
 
 
 def _rows(
@@ -246,9 +282,32 @@ def _layers(header: RecordHeader) -> list[Any]:
     names = header.sizes.keys()
     _require(isinstance(layers, list) and len(layers) + deepstack <= len(names), "it lacks tensors")
     slots = {f"layers.{index}.{slot}" for index in range(len(layers)) for slot in SLOTS}
-    called = {*ENCODED, *slots, *(f"deepstack.{index}" for index in range(deepstack))}
+    maps = {f"layers.{index}.{name}" for index, layer in enumerate(layers) for name in MAP if "map" in layer}
+    called = {*ENCODED, *slots, *maps, *(f"deepstack.{index}" for index in range(deepstack))}
     _require(called <= names <= called | {f"{slot}.scales" for slot in slots}, "it lacks tensors or holds others")
     return list(layers)
+
+
+def _held(layer: Any, tokens: int) -> int:
+    """Return how many rows of a chunk's layer are stored as rows; ValueError where what it says of its map is wrong."""
+    if "map" not in layer:
+        return tokens
+    start, edge, heads, keys, values, kept, dtype = layer["map"]
+    for number in (heads, keys, values):
+        _natural(number)
+    _require(0 <= _natural(edge) <= _natural(start) <= tokens - edge, "a map is of no rows")
+    _require(_natural(kept) <= heads and dtype in FLOATS, "a map is malformed")
+    return int(start + edge)
+
+
+def _map_shapes(layer: Any) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return the shape and dtype in memory of each tensor of a layer's map; none where it has none."""
+    if "map" not in layer:
+        return {}
+    heads, keys, values, kept, dtype = layer["map"][2:]
+    number = DTYPES[dtype]
+    shapes = ((heads, keys, values), (kept, keys, keys), (kept,))
+    return dict(zip(MAP, zip(shapes, (number, number, torch.int64), strict=True), strict=True))
 
 
 def _slot(layer: Any, slot: str) -> tuple[int, int, torch.dtype]:
@@ -259,7 +318,12 @@ def _slot(layer: Any, slot: str) -> tuple[int, int, torch.dtype]:
 
 def _slot_bytes(header: RecordHeader, name: str, rows: int, heads: int, width: int, dtype: torch.dtype) -> int:
     """Return the bytes of a slot in memory; ValueError where fewer numbers are stored, as each takes a byte or more."""
-    numbers = heads * rows * width
+    return _tensor_bytes(header, name, (heads, rows, width), dtype)
+
+
+def _tensor_bytes(header: RecordHeader, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Return a tensor's bytes in memory; ValueError where fewer numbers are stored, as each takes a byte or more."""
+    numbers = math.prod(shape)
     _require(numbers <= header.sizes[name], f"{name} is smaller than its shape")
     return numbers * dtype.itemsize
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from emblema.errors import LoadError
-from emblema.kv.layout import KVRows, LayerRows
+from emblema.kv.layout import KVRows
 from emblema.store.arriving import ArrivingRows
 from emblema.store.pieces import CachedPiece, PieceTable
 from emblema.store.settings import StoreSettings
@@ -124,7 +124,7 @@ class RowMover:
     def _copy_to_host(self, piece: CachedPiece, rows: KVRows) -> None:
         copies: KVRows | None = None
         try:
-            copies = tuple(LayerRows(_copy_pinned(layer.keys), _copy_pinned(layer.values)) for layer in rows)
+            copies = tuple(layer.with_tensors([_copy_pinned(own) for own in layer.tensors]) for layer in rows)
         except RuntimeError as error:
             log.warning("%s could not be moved to host memory: %s", piece.id[:12], error)
         with self._changed:

@@ -6,6 +6,7 @@ queues copies; whoever reads a layer has its own stream wait for that layer's ev
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -14,7 +15,9 @@ from emblema.kv.device_copies import CopyEvent, CopyStream, copy_stream
 from emblema.kv.layout import LayerRows
 
 ALIGNMENT = 256
-"""Of the addresses of keys and values, in bytes."""
+"""Of the addresses of tensors, in bytes."""
+TENSORS = 5
+"""Of a layer, at most: keys and values, and three of a map of its state."""
 STAGES = 4
 """Layers that may be on their way at once; the next waits until the first of them has arrived."""
 
@@ -41,7 +44,7 @@ class RowUploader:
         self._stages = [_Stage() for _ in range(STAGES)]
         self._count = 0
         self._slab = torch.empty(0, dtype=torch.uint8)
-        self._bytes = sum(sizes) + 2 * ALIGNMENT * len(sizes)
+        self._bytes = sum(sizes) + TENSORS * ALIGNMENT * len(sizes)
 
     @classmethod
     def of(cls, device: torch.device, sizes: Sequence[int]) -> "RowUploader":
@@ -59,9 +62,8 @@ class RowUploader:
         self._count += 1
         if stage.done is not None:
             stage.done.wait()
-        parts = (rows.keys, rows.values)
-        starts = (0, _aligned(rows.keys.nbytes))
-        size = starts[1] + _aligned(rows.values.nbytes)
+        parts = rows.tensors
+        *starts, size = accumulate((_aligned(part.nbytes) for part in parts), initial=0)
         if stage.buffer.numel() < size:
             stage.buffer = self._stream.pinned((size,), torch.uint8)
         slab = self._memory(size, self._stream)
@@ -74,7 +76,7 @@ class RowUploader:
             self._stream.copy(staged, target)
             targets.append(target)
         stage.done = self._stream.mark()
-        return LayerRows(*targets), stage.done
+        return rows.with_tensors(targets), stage.done
 
     def _memory(self, size: int, stream: CopyStream) -> Tensor:
         """Return so many bytes on the device, set aside once: what the model is told later is not waited for."""

@@ -7,7 +7,6 @@ from uuid import uuid4
 from emblema.errors import WindowError
 from emblema.kv.chunk import Chunk
 from emblema.kv.keys import ArtifactKind
-from emblema.kv.layout import LayerRows
 from emblema.link.prompt import ChunkPart, Part, RowState, TextPart
 from emblema.link.strategies.base import Strategy, strategy_name
 from emblema.models.tables import KVTable
@@ -203,7 +202,7 @@ def _survivors(parts: Sequence[WindowPart], sources: RowSources) -> frozenset[in
 
 
 def _copy_member(member: PartMember, table: KVTable, model: str, row: int, position: int) -> Chunk:
-    layers = (table.read(layer, row, row + member.tokens) for layer in range(len(table.layouts)))
-    rows = tuple(LayerRows(layer.keys.clone(), layer.values.clone()) for layer in layers)
+    layers = range(len(table.layouts))
+    rows = tuple(table.read(layer, row, row + member.tokens).clone() for layer in layers)
     kind = "text" if member.chunk is None else member.chunk.kind
     return Chunk(uuid4().hex + uuid4().hex, kind, model, member.encoded, rows, base=position)

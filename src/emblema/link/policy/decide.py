@@ -12,7 +12,7 @@ from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Prompt, Rows, RowState, Segment
 from emblema.link.strategies.base import Knowledge, PrefixMatch
 from emblema.link.strategies.patch import PatchStrategy
-from emblema.link.strategies.query import unread_rows
+from emblema.link.strategies.query import recomputation, unread_rows
 
 NO_GAIN = "a second pass would cost as much as computing its rows"
 COSTS_MORE = "linking was expected to cost more than it saves"
@@ -62,7 +62,7 @@ def decide(
     chunks = tuple(_lane_of(segment, prompt, knowledge, policy, exact, trial) for segment, _ in prompt.chunk_segments)
     read = {own.start for own in chunks if own.lane is Lane.QUERY}
     reread = tuple(rows for rows in unread_rows(prompt, knowledge.anchor) if rows[0] in read)
-    if trial is None and read and not _second_pass_pays(prompt, chunks, reread, policy, costs, bool(knowledge.lacking)):
+    if trial is None and read and not _second_pass_pays(prompt, chunks, reread, policy, costs, knowledge):
         chunks, reread = _computed(chunks, Lane.QUERY, NO_GAIN), ()
     if trial is None and not reread and not _patches_pay(prompt, chunks, costs):
         chunks = _computed(chunks, Lane.PATCH, COSTS_MORE)
@@ -104,7 +104,7 @@ def _lane_of(
         return decided(Lane.FULL, "its rows are not stored yet")
     rank, key = rank_of(chunk, knowledge, policy), ArtifactKey(knowledge.model, chunk.id, prompt.antecedents(segment))
     closed = {}
-    if rank > 0 and knowledge.holds(PatchUse(key, rank)):
+    if rank > 0 and knowledge.holds(PatchUse(key, rank), chunk.tokens):
         verdict = _verdict(chunk.kind, Lane.PATCH, knowledge, policy, trial)
         if verdict.open:
             return decided(Lane.PATCH, f"these antecedents are known; {verdict.reason}", key, rank)
@@ -180,12 +180,21 @@ def _verdict(kind: str, lane: Lane, knowledge: Knowledge, policy: Policy, trial:
 
 
 def _second_pass_pays(
-    prompt: Prompt, chunks: Sequence[Decision], reread: Sequence[Rows], policy: Policy, costs: Costs, lacking: bool
+    prompt: Prompt,
+    chunks: Sequence[Decision],
+    reread: Sequence[Rows],
+    policy: Policy,
+    costs: Costs,
+    knowledge: Knowledge,
 ) -> bool:
     """Return whether a second pass pays; not where other chunks are computed first, over rows taken blind."""
-    if lacking or any(own.lane is Lane.FRESH for own in chunks):
+    if knowledge.lacking or any(own.lane is Lane.FRESH for own in chunks):
         return False
-    return costs.second_pass_pays(prompt, sum(stop - start for start, stop in reread), policy.query_share)
+    again = recomputation(prompt, tuple(reread), policy.query_share, knowledge.layouts)
+    rows = sum(stop - start for start, stop in reread)
+    # Chunks that are computed whole may be more than the share.
+    share = policy.query_share if again is None or not again.whole else again.budget / rows
+    return costs.second_pass_pays(prompt, rows, share)
 
 
 def _patches_pay(prompt: Prompt, chunks: Sequence[Decision], costs: Costs) -> bool:

@@ -57,7 +57,7 @@ class Auto:
             layers,
             ranges,
             leaving=prompt.slid_rows if decided.in_context else (),
-            recomputation=recomputation(prompt, decided.reread, decided.policy.query_share),
+            recomputation=recomputation(prompt, decided.reread, decided.policy.query_share, knowledge.layouts),
             least_margin=decided.least_margin,
             decisions=chunks,
         )

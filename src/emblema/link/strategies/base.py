@@ -9,6 +9,7 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.keys import ArtifactKey, ArtifactKind
 from emblema.kv.layout import KVRows, LayerLayout
 from emblema.kv.patch import Patch
+from emblema.link.mapped import mapped_layers
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, RowSource
 from emblema.link.policy.expectations import Costs, RowCosts
 from emblema.link.policy.fidelity import MeasuredLanes
@@ -65,10 +66,13 @@ class Knowledge:
     def layers(self) -> int:
         return len(self.layouts)
 
-    def holds(self, use: PatchUse, layers: Collection[int] | None = None) -> bool:
-        """Return whether a patch is stored with the rank at least and on the layers (None: all)."""
+    def holds(self, use: PatchUse, tokens: int, layers: Collection[int] | None = None) -> bool:
+        """Return whether a patch is stored with the rank at least and on the layers (None: all) of a chunk of tokens.
+
+        Layers that keep a map of the chunk's state are not patched.
+        """
         found = self.find_patch(use.key)
-        wanted = range(self.layers) if layers is None else layers
+        wanted = set(range(self.layers) if layers is None else layers) - mapped_layers(self.layouts, tokens)
         return found is not None and found.rank >= use.rank and found.covers(wanted)
 
 
@@ -110,7 +114,7 @@ def plan_chunks(
         use = part.patch
         if use is None or use.key.kind is ArtifactKind.REPAIR:
             continue
-        if not knowledge.holds(use, range(*part.layers)):
+        if not knowledge.holds(use, part.rows, range(*part.layers)):
             forming[use.key] = None
     leaving = prompt.slid_rows if in_context else ()
     return LinkPlan(strategy, prompt.tokens, knowledge.layers, ranges, forming=tuple(forming), leaving=leaving)

@@ -53,10 +53,11 @@ class PatchStrategy:
 @lru_cache(maxsize=256)
 def _rank_for(strategy: PatchStrategy, tokens: int, layouts: tuple[LayerLayout, ...]) -> int:
     layers = range(len(layouts) // 2 if strategy.deep else 0, len(layouts))
-    slots = [slot for layout in layouts[layers.start :] for slot in (layout.keys, layout.values)]
+    patched = [layout for layout in layouts[layers.start :] if not layout.is_mapped(tokens)]
+    slots = [slot for layout in patched for slot in (layout.keys, layout.values)]
     share = strategy.share or 1.0
     wanted = strategy.rank if strategy.rank is not None else rank_for_share(share, tokens, layouts, layers)
-    return min(wanted, tokens, max(heads * width for heads, width in slots))
+    return min(wanted, tokens, max((heads * width for heads, width in slots), default=0))
 
 
 def patched(segment: Segment, chunk: Chunk, layers: int, use: PatchUse, first: int = 0) -> list[RowRange]:

@@ -1,10 +1,12 @@
 """`query-R%`: rows taken blind, and those that the question attends most computed again in context."""
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
 from emblema.kv.chunk import Chunk
+from emblema.kv.layout import LayerLayout
+from emblema.link.mapped import is_mapped
 from emblema.link.plan import LinkPlan, Recomputation, RowRange
 from emblema.link.policy.certificate import PROVISIONAL
 from emblema.link.prompt import ChunkPart, Prompt, Rows, RowState, Segment
@@ -42,7 +44,7 @@ class QueryStrategy:
 
         ranges = lay_out(prompt, knowledge, chunk_ranges, in_context=True)
         plan = LinkPlan(self.name, prompt.tokens, layers, ranges, leaving=prompt.slid_rows)
-        again = recomputation(prompt, unread_rows(prompt, knowledge.anchor), self.share)
+        again = recomputation(prompt, unread_rows(prompt, knowledge.anchor), self.share, knowledge.layouts)
         return replace(plan, recomputation=again, least_margin=None if again is None else self.least_margin)
 
 
@@ -66,9 +68,16 @@ def unread_rows(prompt: Prompt, anchor: tuple[int, ...] = (), new: Container[str
     )
 
 
-def recomputation(prompt: Prompt, candidates: tuple[Rows, ...], share: float) -> Recomputation | None:
-    """Return the second pass over a share of the rows of some ranges, the best of all; None without any."""
+def recomputation(
+    prompt: Prompt, candidates: tuple[Rows, ...], share: float, layouts: Sequence[LayerLayout] = ()
+) -> Recomputation | None:
+    """Return the second pass over a share of the rows of some ranges, the best of all; None without any.
+
+    Chunks that keep a map of a state are computed whole or not at all: the share is of at least the longest of them.
+    """
     if not candidates:
         return None
+    whole = tuple((start, stop) for start, stop in candidates if is_mapped(layouts, stop - start))
     budget = ceil(share * sum(stop - start for start, stop in candidates) - ROUNDING)
-    return Recomputation(candidates, budget, prompt.question_rows)
+    longest = max((stop - start for start, stop in whole), default=0)
+    return Recomputation(candidates, max(budget, longest), prompt.question_rows, whole)
