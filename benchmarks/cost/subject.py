@@ -159,13 +159,13 @@ class CostSubject:
 
     def rows(self, layout: LayerLayout, tokens: int) -> LayerRows:
         """Return random rows of a chunk in a layer; where it keeps a map of a state, one that no head forgets."""
-        state, count = layout.state, 2 * layout.edge if layout.is_mapped(tokens) else tokens
+        state, count = layout.state, layout.front + layout.edge if layout.is_mapped(tokens) else tokens
         rows = LayerRows(*(self.numbers(heads, count, width) for heads, width in (layout.keys, layout.values)))
         if state is None or not layout.is_mapped(tokens):
             return rows
         own = self.numbers(state.heads, state.key_width, state.value_width)
         decay = self.numbers(state.heads, state.key_width, state.key_width) / (2 * state.key_width**0.5)
-        each = StateMap(layout.edge, tokens, own, decay, torch.arange(state.heads, device=self.device))
+        each = StateMap(layout.front, tokens, own, decay, torch.arange(state.heads, device=self.device))
         return MappedRows(rows.keys, rows.values, (each,), layout.edge)
 
     def knowledge(self) -> Knowledge:

@@ -21,8 +21,8 @@ from emblema.models.tables import KVTable
 from tests.families import CASES, compose, loaded, picture, run_all, words
 
 NAMES = ("qwen3_5", "qwen3_5_moe")
-LEAST = 7
-"""Tokens of the shortest chunk that can be kept as a map here: more than both of its edges."""
+LEAST = 10
+"""Tokens of the shortest chunk that can be kept as a map here: more than the rows that are kept beside it."""
 
 
 @cache
@@ -131,8 +131,8 @@ def test_a_chunk_captured_in_context_and_moved_equals_the_whole_prompt(name: str
         for layer, layout in enumerate(adapter.layouts):
             rows = table.read(layer, span.start, span.stop)
             if layout.kind == "linear":
-                own = adapter.state_scan(table).make_map(layer, span.start + layout.edge, span.stop)
-                rows = MappedRows.of(rows, [own.at(layout.edge)], layout.edge)
+                own = adapter.state_scan(table).make_map(layer, span.start + layout.front, span.stop)
+                rows = MappedRows.of(rows, [own.at(layout.front)], layout.edge)
             taken.write(layer, span, relocate(rows, layout, source, target))
     left = torch.cat((torch.arange(8), torch.arange(span.stop, len(there.token_ids))))
     moved = adapter.logits(adapter.forward(there.batch(left), taken))
@@ -174,7 +174,7 @@ def test_states_are_made_again_after_rows_have_left() -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 5, 9])
 def test_first_rows_that_are_computed_read_the_state_and_the_map_stands_for_the_others(count: int) -> None:
-    """Their outputs are as with rows; in the state, the map's rows are as they were where they were captured."""
+    """Up to the edge all is as with rows; rows that a map stands for leave what they left where they were captured."""
     chunk, found = chunk_of("qwen3_5", 0), []
     for mapped in (False, True):
         adapter = adapter_on("qwen3_5", mapped)
@@ -186,7 +186,7 @@ def test_first_rows_that_are_computed_read_the_state_and_the_map_stands_for_the_
         found.append(adapter.logits(torch.cat(runs)))
     first = 5 + count
     assert difference(found[1][:first], found[0][:first]) < 1e-5
-    assert count > 3 or difference(found[1][first:], found[0][first:]) < 0.1
+    assert count > 3 or difference(found[1][first:], found[0][first:]) < 1e-5
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -235,6 +235,7 @@ def test_maps_of_neighbours_compose() -> None:
     both = second.after(first)
     assert (both.start, both.stop, both.heads.tolist()) == (2, 11, [2])
     assert difference(both.apply(state), second.apply(first.apply(state))) < 1e-12
+    assert drawn(7, 11, [1]).after(first).heads.tolist() == []
 
 
 def mapped_table() -> tuple[KVTable, LayerRows, MappedRows]:

@@ -90,12 +90,17 @@ class LayerLayout:
         return (self.taps or 1) - 1
 
     @property
+    def front(self) -> int:
+        """Rows of a chunk before its map: those that may read a neighbour, and those that read them."""
+        return 2 * self.edge
+
+    @property
     def map_numbers(self) -> int:
         """Numbers of a chunk of linear attention that is kept as a map, at most: heads may forget."""
         if self.state is None:
             return 0
         square = self.state.key_width * (self.state.key_width + self.state.value_width)
-        return self.state.heads * square + 2 * self.edge * self.features
+        return self.state.heads * square + (self.front + self.edge) * self.features
 
     def is_mapped(self, tokens: int) -> bool:
         """Return whether a chunk of so many tokens keeps a map of its state here, in place of its rows."""
@@ -190,7 +195,8 @@ class StateMap:
 
     def after(self, first: "StateMap") -> "StateMap":
         """Return the map of two neighbouring runs of rows, `first` and then this."""
-        heads = torch.tensor(sorted({*self.heads.tolist()} & {*first.heads.tolist()}), device=self.heads.device)
+        common = sorted({*self.heads.tolist()} & {*first.heads.tolist()})
+        heads = torch.tensor(common, dtype=torch.int64, device=self.heads.device)
         places = [torch.searchsorted(held.heads, heads) for held in (self, first)]
         decay, stop = self.decay[places[0]] @ first.decay[places[1]], first.stop + self.stop - self.start
         return StateMap(first.start, stop, self.apply(first.own[None])[0], decay, heads)

@@ -375,13 +375,13 @@ class _RelocatedGroup:
 
 def _check_map(chunk: Chunk, rows: MappedRows, layout: LayerLayout, layer: int) -> None:
     """Raise LoadError where a chunk's map is not what this model makes of so many tokens."""
-    edge, state = layout.edge, layout.state
+    held, state = layout.front + layout.edge, layout.state
     shapes = None
     if state is not None and layout.is_mapped(chunk.tokens) and len(rows.maps) == 1:
         kept = len(rows.maps[0].heads)
         shapes = [
-            (layout.keys[0], 2 * edge, layout.keys[1]),
-            (layout.values[0], 2 * edge, layout.values[1]),
+            (layout.keys[0], held, layout.keys[1]),
+            (layout.values[0], held, layout.values[1]),
             (state.heads, state.key_width, state.value_width),
             (kept, state.key_width, state.key_width),
             (kept,),
@@ -390,7 +390,7 @@ def _check_map(chunk: Chunk, rows: MappedRows, layout: LayerLayout, layer: int) 
     heads = rows.maps[0].heads if rows.maps else None
     if (
         [tuple(tensor.shape) for tensor in rows.tensors] != shapes
-        or (spans, rows.edge) != ([(edge, chunk.tokens)], edge)
+        or (spans, rows.edge) != ([(layout.front, chunk.tokens)], layout.edge)
         or state is None
         or heads is None
         or not all(0 <= head < state.heads for head in heads.tolist())

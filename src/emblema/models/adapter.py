@@ -414,10 +414,10 @@ class Adapter:
 
     def _mapped(self, table: KVTable, layer: int, rows: LayerRows) -> MappedRows:
         """Return the rows of a chunk, the last of a table, as a map of the layer's state."""
-        edge, stop = self.layouts[layer].edge, table.length
+        layout, stop = self.layouts[layer], table.length
         with torch.inference_mode():
-            made = self.state_scan(table).make_map(layer, stop - rows.tokens + edge, stop)
-        return MappedRows.of(rows, [made.at(edge)], edge)
+            made = self.state_scan(table).make_map(layer, stop - rows.tokens + layout.front, stop)
+        return MappedRows.of(rows, [made.at(layout.front)], layout.edge)
 
     def prefill(self, encoded: Encoded, shift: int = 0) -> tuple[KVRows, Tensor]:
         """Prefill a chunk after nothing, from position `shift`: its rows and its final hidden states."""
