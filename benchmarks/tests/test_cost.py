@@ -12,6 +12,7 @@ from benchmarks.cost.linking import ScatteredShare
 from benchmarks.cost.placing import PlaceCase, PlaceRing
 from benchmarks.cost.run import CostRun
 from benchmarks.cost.shapes import FOLDER, shape_names
+from benchmarks.cost.states import LANES, sizes_table, states_table
 from benchmarks.cost.subject import CostSubject
 from benchmarks.cost.timing import Pace, interleaved
 from benchmarks.tests.running import benchmarks
@@ -102,7 +103,7 @@ def test_other_families_are_measured_too(name: str) -> None:
 def test_shapes_are_as_published() -> None:
     from transformers import CONFIG_MAPPING
 
-    assert set(ROW_BYTES) | {"reference", "137m"} == set(shape_names())
+    assert set(ROW_BYTES) | {"reference", "137m", "qwen3.5-135m"} == set(shape_names())
     for name, size in ROW_BYTES.items():
         written = json.loads((FOLDER / f"{name}.json").read_text())
         text = CONFIG_MAPPING[written["model_type"]].from_dict(written).text_config
@@ -112,3 +113,18 @@ def test_shapes_are_as_published() -> None:
             width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
             row = 2 * text.num_key_value_heads * width
         assert text.num_hidden_layers * row * 2 == size, name
+
+
+def test_layers_with_states_are_measured_where_there_are_any(subject: CostSubject) -> None:
+    assert states_table(subject, Pace(1, 0.0), 96).rows == ()
+    model, _ = CASES["qwen3_5"].build(0)
+    found = states_table(CostSubject("qwen3_5", model, 0), Pace(1, 0.0), 400)
+    assert [row[0] for row in found.rows] == ["full", *LANES]
+
+
+def test_chunks_at_published_shapes_take_what_the_layouts_say() -> None:
+    table = sizes_table()
+    found = {(row[0], row[1]): row[2:] for row in table.rows}
+    kv, rows, maps, first = found["Qwen3.5-9B", 1000][:4]
+    assert (kv, rows) == (32.768, 396.288)
+    assert maps == 2 * 24 * (32 * 128 * 256 + 9 * 8256) / 1e6 and first == 137
