@@ -167,7 +167,10 @@ def load_processor(source: str) -> Any:
             "%s: its parts are loaded in place of a full processor (%s: %s)", source, type(error).__name__, error
         )
         return load_parts(source)
-    return processor if hasattr(processor, "tokenizer") else load_parts(source)
+    if not hasattr(processor, "tokenizer"):
+        return load_parts(source)
+    processor.tokenizer = _own_tokenizer(source) or processor.tokenizer
+    return processor
 
 
 def load_parts(source: str) -> Bundle:
@@ -175,7 +178,7 @@ def load_parts(source: str) -> Bundle:
     from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
 
     with _reading("a tokenizer", source):
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = _own_tokenizer(source) or AutoTokenizer.from_pretrained(source)
     parts: list[Any] = []
     for loader in (AutoImageProcessor, AutoFeatureExtractor):
         try:
@@ -187,6 +190,17 @@ def load_parts(source: str) -> Bundle:
     if audio is not None and not hasattr(audio, "sampling_rate"):
         audio = None
     return Bundle(tokenizer, image, audio, _chat_template(source, tokenizer), _video_settings(source))
+
+
+def _own_tokenizer(source: str) -> Any:
+    """Return the tokenizer of a checkpoint that names the class which takes its file as it is; None without that name.
+
+    For some types of models the automatic loader takes their own class all the same, which splits text otherwise.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    named = (_listing(source, "tokenizer_config.json") or {}).get("tokenizer_class")
+    return PreTrainedTokenizerFast.from_pretrained(source) if named == "PreTrainedTokenizerFast" else None
 
 
 def _video_settings(source: str) -> VideoSettings | None:
