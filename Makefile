@@ -205,7 +205,7 @@ results-check: $(VENV)/installed-dev  ## Hold docs/results.md to its figures, an
 
 MODEL ?= reference
 TEACHER = $(if $(filter-out reference,$(MODEL)),--teacher src/emblema/assets/reference)
-ROOM = $(if $(filter reference-stream,$(MODEL)),training.streams,training)
+ROOM = $(if $(filter reference-stream,$(MODEL)),training.streams,$(if $(filter reference-hybrid,$(MODEL)),training.hybrids,training))
 NAMED = $(if $(filter training,$(ROOM)),--model $(MODEL))
 reference: $(VENV)/installed-dev  ## Train a bundled model again, in its place (MODEL=reference-mha): up to 80 minutes, resumes
 	$(BIN)/python -m $(ROOM).train $(NAMED) $(if $(NAMED),$(TEACHER)) --resume

@@ -1,4 +1,4 @@
-"""How the bundled models are trained: small models of four families that read legends and maps.
+"""How the bundled models are trained: small models of five families that read legends and maps.
 
 - `python -m training.train` trains `reference` from nothing into src/emblema/assets/reference (an hour or more on two
 CPU cores; it shows how far it is). `python -m training.train --model reference-mla --teacher
@@ -9,6 +9,7 @@ draws the demo's pictures and clip again.
 
 words: the vocabulary. families: one recipe a family of models. folder: tokenizer, processor files, weights. layout: an
 episode as decoder rows. batches: the curriculum and masks. pictures: tiles, corrupted. forward: the forward pass.
-teach: what another family takes over from `reference`. streams: `reference-stream`, with a recipe of its own. lists:
-`reference-lists`, low-rank factors over `reference`. The world itself is benchmarks.tasks.
+teach: what another family takes over from `reference`. streams, hybrids: `reference-stream` and `reference-hybrid`,
+with recipes of their own. lists: `reference-lists`, low-rank factors over `reference`. The world itself is
+benchmarks.tasks.
 """

@@ -10,7 +10,7 @@ from emblema.models.names import BUNDLED, bundled_folder
 
 NAMES = (*BUNDLED, "reference-deepstack", "reference-mla")
 """M-RoPE and its training on streams; deepstack and shared heads; latents and experts."""
-ON_DEMAND = ("reference-mha",)
+ON_DEMAND = ("reference-mha", "reference-hybrid")
 """Models whose weights are trained when they are wanted: their folders hold all but those."""
 
 
