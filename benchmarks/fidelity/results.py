@@ -120,9 +120,10 @@ def page_blocks(folder: Path) -> dict[str, str]:
     """
     found = read_page_figures(folder)
     rows: list[FigureRow] = found["rows"]
-    runs = markdown_table(("model", "setting", "tasks", "items a task", "made on"), map(_run, found["runs"]))
+    made: dict[str, None] = dict.fromkeys(map(_where, found["runs"]))
+    runs = markdown_table(("model", "setting", "tasks", "items a task"), map(_run, found["runs"]))
     return {
-        "measured": f"Seed {found['seed']}.\n\n{runs}",
+        "measured": f"Seed {found['seed']}; {'; '.join(made)}.\n\n{runs}",
         "bars": _bars(rows),
         "methods": _methods(rows),
         "tasks": _tasks(rows),
@@ -138,9 +139,12 @@ def write_page(folder: Path, out: Path) -> Path:
 
 
 def _run(run: Mapping[str, Any]) -> tuple[str, ...]:
+    return run["model"], ", ".join(run["settings"]), str(len(run["tasks"])), str(run["items_asked"])
+
+
+def _where(run: Mapping[str, Any]) -> str:
     made = run["made_with"]
-    where = f"{made.get('device')}, torch {made.get('torch')}, {made.get('date')}"
-    return run["model"], ", ".join(run["settings"]), str(len(run["tasks"])), str(run["items_asked"]), where
+    return f"{made.get('device')}, torch {made.get('torch')}, {made.get('date')}"
 
 
 def known(value: Any) -> bool:
@@ -175,16 +179,18 @@ def _found(rows: Sequence[FigureRow], model: str, task: str, strategy: str, sett
 
 
 def _bars(rows: Sequence[FigureRow]) -> str:
-    """Return a line for each model, setting and bar."""
+    """Return a line for each model, setting and strategy, with what it reaches beside what is asked."""
     lines = []
     for model, setting in dict.fromkeys((row["model"], row["setting"]) for row in rows if row["task"] == POOLED):
-        for strategy, figure, least in BARS:
+        for strategy, least in dict.fromkeys((strategy, least) for strategy, _, least in BARS):
             row = _found(rows, model, POOLED, strategy, setting)
             if row is not None:
-                count = f" of {row['flips']}" if figure == "flip_recovery" else ""
-                measured = (f"{least:g}", f"{ranged(row, figure)}{count}", str(row["n"]), verdict(row, figure, least))
-                lines.append((model, setting, f"`{strategy}`", figure.replace("_", " "), *measured))
-    return markdown_table(("model", "setting", "strategy", "figure", "at least", "measured", "questions", ""), lines)
+                count = f"{row['flips']} of {row['n']}"
+                reached = (
+                    f"{ranged(row, figure)} {verdict(row, figure, least)}" for own, figure, _ in BARS if own == strategy
+                )
+                lines.append((model, setting, f"`{strategy}`", f"{least:g}", *reached, count))
+    return markdown_table(("model", "setting", "strategy", "at least", "eta", "flips restored", "flips"), lines)
 
 
 def verdict(row: FigureRow, figure: str, least: float) -> str:
@@ -199,20 +205,20 @@ def verdict(row: FigureRow, figure: str, least: float) -> str:
 
 
 def _methods(rows: Sequence[FigureRow]) -> str:
-    """Return a line for each strategy on the pooled tasks, with the models side by side."""
+    """Return a line for each strategy on the pooled tasks, with the models side by side; equal lines are one."""
     pooled = [row for row in rows if row["task"] == POOLED and row["setting"] == "slid"]
     models = _models(pooled)
-    lines = []
+    lines: dict[tuple[str, ...], list[str]] = {}
     for name in dict.fromkeys(row["strategy"] for row in pooled):
         own = [_found(pooled, model, POOLED, name) for model in models]
         first = next(row for row in own if row is not None)
         right = [number(row and row["accuracy"]) for row in own]
         etas = ["" if name in (FULL, BLIND) else number(row and row["eta"]) for row in own]
         spent = (f"{first['kv_bytes_share']:.0%}", f"{first['rows_computed_share']:.0%}")
-        lines.append((f"`{name}`", *spent, *right, *etas))
+        lines.setdefault((*spent, *right, *etas), []).append(f"`{name}`")
     short = [model.removeprefix("reference-") for model in models]
     head = ("strategy", "KV bytes", "rows", *(f"right, {name}" for name in short), *(f"eta, {name}" for name in short))
-    return markdown_table(head, lines)
+    return markdown_table(head, ((", ".join(names), *cells) for cells, names in lines.items()))
 
 
 def _tasks(rows: Sequence[FigureRow]) -> str:

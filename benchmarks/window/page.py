@@ -44,9 +44,9 @@ def blocks(found: Mapping[str, Any]) -> dict[str, str]:
     for name, rows in grouped(found["answers"], "experiment").items():
         named = [{**row, "method": _method(row)} for row in rows]
         if name in GROUPS:
-            made[name] = pivot(named, (GROUPS[name],), ("{group}",), "{method}, {model}", eta)
+            made[name] = pivot(named, (GROUPS[name],), ("{group}",), "{method}, {model}", eta, join=True)
         else:
-            made[name] = pivot(named, ("method",), ("{method}",), "{group}, {model}", eta)
+            made[name] = pivot(named, ("method",), ("{method}",), "{group}, {model}", eta, join=True)
     for name, rows in grouped(found["figures"], "experiment").items():
         made[f"{name} figures"] = pivot(rows, ("figure",), ("{name}",), "{model}", lambda row: cell_text(row["value"]))
     if found["trace"]:
@@ -63,12 +63,14 @@ def pivot(
     down: Sequence[str] | Callable[[Row], Sequence[str]],
     across: str | Callable[[Row], str],
     cell: Callable[[Row], str],
+    join: bool = False,
 ) -> str:
     """Return rows as a Markdown table.
 
     Args:
         head: of the columns on the left, which are there for each value of `down`.
         down, across: what a line and a column are of, with a row's figures by name; the model as code.
+        join: lines of the same cells are one, which names what they are of.
     """
     lines: dict[tuple[str, ...], dict[str, str]] = {}
     columns: dict[str, None] = {}
@@ -79,7 +81,15 @@ def pivot(
         columns[column] = None
         lines.setdefault(tuple(key), {})[column] = cell(row)
     cells = [(*key, *(line.get(name, "") for name in columns)) for key, line in lines.items()]
-    return markdown_table((*head, *columns), cells, range(len(head)))
+    return markdown_table((*head, *columns), _joined(cells) if join else cells, range(len(head)))
+
+
+def _joined(lines: Iterable[Sequence[str]]) -> list[Sequence[str]]:
+    """Return lines of a table with those of the same cells beside their first as one, at the first one's place."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for first, *cells in lines:
+        found.setdefault(tuple(cells), []).append(first)
+    return [("; ".join(names), *cells) for cells, names in found.items()]
 
 
 def eta(row: Row) -> str:
