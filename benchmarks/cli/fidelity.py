@@ -70,6 +70,29 @@ def fidelity(
     screen.print(f"figures: {figures}", soft_wrap=True)
 
 
+def hybrids(
+    items: Annotated[int, typer.Option(min=2, help="How many items of maps; each has several questions.")] = 100,
+    seed: Seed = 0,
+    figures: Annotated[Path, typer.Option("--json", help="File for every figure; records lie beside it.")] = Path(
+        "docs/results/hybrids.json"
+    ),
+    page: Annotated[Path, typer.Option(help="The page whose tables are made.")] = Path("docs/results/hybrids.md"),
+    kept: Annotated[
+        bool, typer.Option("--kept", help="Measure nothing: make the page of the figures there are.")
+    ] = False,
+    plain: Plain = False,
+) -> None:
+    """Measure reuse on the bundled hybrid, also beside HYPIC's method, and make the page of it."""
+    from benchmarks.hybrids.page import write_page
+    from benchmarks.hybrids.run import measure
+    from emblema.cli.screen import console
+
+    screen = console(plain)
+    if not kept:
+        measure(items, seed, model_loader(None, screen), figures, screen)
+    screen.print(f"page: {write_page(figures, page)}", soft_wrap=True)
+
+
 def results(
     figures: Annotated[Path, typer.Option(help="Folder of the page's figures, fidelity.json.")] = Path("docs/results"),
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("docs/results.md"),

@@ -68,7 +68,7 @@ def sizes_table() -> Table:
     """Return what chunks take at the shapes of published models, in bfloat16, by the code's own counts."""
     rows: list[tuple[Cell, ...]] = []
     for name, shape in SHAPES.items():
-        linear, heads, weights = _parts(shape)
+        linear, heads, weights = layers_of(shape)
         states, others = 3 * shape.layers // 4, shape.layers // 4
         kept = linear.state
         assert kept is not None
@@ -94,7 +94,7 @@ def sizes_table() -> Table:
     )
 
 
-def _parts(shape: TextShape) -> tuple[LayerLayout, LayerLayout, int]:
+def layers_of(shape: TextShape) -> tuple[LayerLayout, LayerLayout, int]:
     """Return the layouts of both kinds of layers, and the weights of all layers that a token goes through."""
     from transformers import Qwen3_5TextConfig
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Attention, Qwen3_5GatedDeltaNet

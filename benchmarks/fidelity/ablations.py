@@ -49,6 +49,14 @@ class MadeRows(Strategy, Protocol):
         """Return in how many layers chunk rows are computed."""
 
 
+@runtime_checkable
+class OwnForward(Strategy, Protocol):
+    """A method that the executor cannot carry out; its plan says only what it computes and takes."""
+
+    def logits(self, adapter: Adapter, prompt: Prompt) -> Tensor:
+        """Return the logits [vocab] float32 of a prompt's last row."""
+
+
 @dataclass(frozen=True, slots=True)
 class Basis:
     """Deficits on `rank` directions a layer that other items' patches share, only coefficients its own (Kamera, 4)."""

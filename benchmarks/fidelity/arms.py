@@ -22,6 +22,7 @@ from benchmarks.fidelity.ablations import (
     slot_widths,
 )
 from benchmarks.fidelity.oracles import Oracle
+from benchmarks.hybrids.hypic import Hypic
 from emblema.errors import StrategyError
 from emblema.kv.layout import LayerLayout
 from emblema.link.prompt import Prompt
@@ -32,7 +33,7 @@ from emblema.link.strategies.first_tokens import FirstTokens
 from emblema.link.strategies.orbit import OrbitStrategy
 from emblema.link.strategies.patch import PatchStrategy
 from emblema.link.strategies.query import QueryStrategy
-from emblema.link.strategies.registry import KINDS, parse
+from emblema.link.strategies.registry import KINDS, NUMBER, StrategyKind, parse, whole_number
 from emblema.link.strategies.vlcache import VLCache
 from emblema.models.adapter import Adapter
 
@@ -81,6 +82,12 @@ class Budget:
 
 
 Maker = Callable[[Budget], Strategy]
+HYPIC = StrategyKind(
+    "hypic-K",
+    "HYPIC: K rows of each chunk computed, the rest one map of the state",
+    rf"hypic-{NUMBER}",
+    lambda match: Hypic(whole_number(match, "the seam")),
+)
 
 
 def _ranked(budget: Budget, make: Callable[[int], Strategy], widths: Sequence[int], *, own: bool = True) -> Strategy:
@@ -187,7 +194,7 @@ def arm_of(name: str) -> Arm:
             return Oracle(oracle[1], _percent(name, oracle[2] or oracle[3]))
         if shared is not None and shared[1] in MAKERS:
             return AtShare(shared[1], _percent(name, shared[2]))
-        return parse(name, (*KINDS, *ABLATIONS))
+        return parse(name, (*KINDS, *ABLATIONS, HYPIC))
     except StrategyError as error:
         if "unknown strategy" not in str(error):
             raise

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from benchmarks.fidelity.ablations import Directions, MadeRows
+from benchmarks.fidelity.ablations import Directions, MadeRows, OwnForward
 from benchmarks.fidelity.arms import Arm, AtShare, Budget
 from benchmarks.fidelity.oracles import Oracle, front_table
 from emblema.errors import StrategyError
@@ -94,6 +94,9 @@ class Linking:
         Raises:
             StrategyError: the model cannot carry a plan out.
         """
+        if all(isinstance(strategy, OwnForward) for strategy in strategies):
+            adapter, pairs = self.executor.adapter, zip(strategies, self.prompts, strict=True)
+            return [each.logits(adapter, prompt) for each, prompt in pairs if isinstance(each, OwnForward)]
         return [outcome.logits for outcome in self.linked(strategies, 0)]
 
     def linked(self, strategies: Sequence[Strategy], reserve: int) -> Iterator[LinkedTable]:

@@ -121,7 +121,11 @@ def page_blocks(folder: Path) -> dict[str, str]:
     found = read_page_figures(folder)
     rows: list[FigureRow] = found["rows"]
     made: dict[str, None] = dict.fromkeys(map(_where, found["runs"]))
-    runs = markdown_table(("model", "setting", "tasks", "items a task"), map(_run, found["runs"]))
+    models: dict[tuple[str, ...], list[str]] = {}
+    for run in found["runs"]:
+        models.setdefault(_run(run), []).append(run["model"])
+    lines = [(", ".join(names), *asked) for asked, names in models.items()]
+    runs = markdown_table(("model", "setting", "tasks", "items a task"), lines)
     return {
         "measured": f"Seed {found['seed']}; {'; '.join(made)}.\n\n{runs}",
         "bars": _bars(rows),
@@ -139,7 +143,7 @@ def write_page(folder: Path, out: Path) -> Path:
 
 
 def _run(run: Mapping[str, Any]) -> tuple[str, ...]:
-    return run["model"], ", ".join(run["settings"]), str(len(run["tasks"])), str(run["items_asked"])
+    return ", ".join(run["settings"]), str(len(run["tasks"])), str(run["items_asked"])
 
 
 def _where(run: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from benchmarks.blocks import filled
 from benchmarks.cost.page import write_page as write_costs
 from benchmarks.fidelity.results import check_page
 from benchmarks.figures import read_figures, write_figures
+from benchmarks.hybrids.page import write_page as write_hybrids
 from benchmarks.load.page import write_load_page
 from benchmarks.real.page import write_real_page
 from benchmarks.store.run import write_store_page
@@ -29,6 +30,7 @@ WRITERS: dict[str, Callable[[dict[str, Any], Path], object]] = {
     "real": write_real_page,
     "store": write_store_page,
     "stream": write_streams,
+    "hybrids": lambda figures, folder: write_hybrids(RESULTS / "hybrids.json", folder / "hybrids.md"),
     "window": lambda figures, folder: write_window(RESULTS / "window.json", folder / "window.md"),
 }
 
@@ -40,7 +42,7 @@ def test_a_page_is_what_its_figures_make(name: str, tmp_path: Path) -> None:
     WRITERS[name](read_figures(RESULTS / f"{name}.json"), tmp_path)
     assert written.read_text() == page
     assert {path.name for path in tmp_path.glob("*.png")} == {path.name for path in RESULTS.glob(f"{name}-*.png")}
-    missed = {"cost": 13, "load": 0, "real": 0, "store": 4, "stream": 4, "window": 2}
+    missed = {"cost": 13, "hybrids": 1, "load": 0, "real": 0, "store": 4, "stream": 4, "window": 2}
     assert page.count("**missed**") == missed[name], "known to be missed, with the words"
 
 
