@@ -37,12 +37,27 @@ def test_every_row_is_ready_once(layout, data) -> None:
         assert set(taken) - set(range(start, stop)) == again
         assert set(taken) | set(computed) == set(range(start, stop)) | again
         assert set(computed) & taken_rows_of_plan == ({stop - 1} if step.stand_in else set())
-        assert len(step.computed) <= cached.runs(start, rows)
         ready |= {row: "computed" for row in computed}
         ready |= {row: "taken" for row in taken if row not in computed}
         start, stand_in = stop, step.stand_in
     # The last row is in no span, so every row is as the plan has it in the end.
     assert ready == {row: "taken" if row in taken_rows_of_plan else "computed" for row in range(first, rows)}
+
+
+@given(layouts(), st.data())
+def test_what_is_loaded_ends_with_the_last_taken_row(layout, data) -> None:
+    cached, rows = layout
+    ready = data.draw(st.integers(0, rows - 1))
+    taken_of_plan = {row for start, stop in cached.spans for row in range(max(start, ready), min(stop, rows - 1))}
+    loaded = cached.load(ready, rows)
+    if loaded is None:
+        assert not taken_of_plan
+        return
+    taken = [row for low, high in loaded.taken for row in range(low, high)]
+    computed = [row for low, high in loaded.computed for row in range(low, high)]
+    assert set(taken) == taken_of_plan and loaded.linked == len(taken) and loaded.stop == max(taken) + 1 < rows
+    assert sorted([*taken, *computed]) == list(range(ready, loaded.stop))
+    assert all(start < stop for start, stop in loaded.computed)
 
 
 def test_a_hit_in_a_span_leaves_its_rows_alone() -> None:
@@ -51,7 +66,6 @@ def test_a_hit_in_a_span_leaves_its_rows_alone() -> None:
     assert cached.step_rows(6, 24, stand_in=False) == StepRows(((6, 10), (12, 20)), ((10, 12), (20, 24)))
     assert cached.step_rows(6, 8, stand_in=False) == StepRows(((6, 8),), ((7, 8),), stand_in=True)
     assert cached.step_rows(8, 11, stand_in=True) == StepRows(((7, 10),), ((10, 11),))
-    assert cached.runs(0, 24) == 3 and cached.runs(6, 24) == 2 and cached.runs(20, 24) == 1
     assert cached.after(19) and not cached.after(20)
     assert cached.private_from(0) == 4 and cached.private_from(11) == 12 and cached.private_from(20) is None
 

@@ -9,7 +9,6 @@ from emblema.kv.layout import LayerLayout, LayerRows
 from emblema.served.model_spec import ModelSpec
 from emblema.served.request_plan import NOT_READY, ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
 from emblema.store import Store
-from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.planner import RequestPlanner
 from tests.link.pieces import LAYOUTS
 
@@ -49,7 +48,7 @@ def planner_of(
     store: Store, strategy: str, workers: int = 1, least_rows: int = 0, second_pass: str | None = NOT_READY
 ) -> RequestPlanner:
     """Return the planner of a server whose batch has eight places; it links whatever it may."""
-    planner = RequestPlanner(SPEC, store, strategy, True, BatchPlaces(8), workers, second_pass=second_pass)
+    planner = RequestPlanner(SPEC, store, strategy, True, 2048, 8, workers, second_pass=second_pass)
     planner.least_rows = least_rows
     return planner
 

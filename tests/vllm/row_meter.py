@@ -28,8 +28,7 @@ class RequestRows:
     """What became of a request's rows.
 
     Attributes:
-        computed: for each row that was scheduled whether it was computed, at last; a row that a step computed in place
-            of taking it is taken by the next one.
+        computed: for each row that was scheduled or linked whether it was computed, at last.
         scheduled: the rows of each of its steps.
         count: rows computed, each time counted.
         earlier: what `computed` was each time when the request was preempted.
@@ -73,7 +72,6 @@ class RowMeter:
         self.requests: dict[str, RequestRows] = {}
         self.preempted = 0
         self._scheduled = 0
-        self._loads: tuple[Any, ...] = ()
         self._parts = (worker, worker.model_runner)
         self._follow(worker, self._ask)
         self._follow(worker.model_runner, self._compute)
@@ -106,7 +104,9 @@ class RowMeter:
             known = self.requests.setdefault(name, RequestRows())
             known.earlier.append(dict(known.computed))
         message = output.kv_connector_metadata
-        self._loads = message.step.loads if isinstance(message, StepMessage) else ()
+        for link in message.step.links if isinstance(message, StepMessage) else ():
+            known = self.requests.setdefault(link.request_id, RequestRows())
+            known.computed.update({row: False for rows in link.taken for row in range(*rows)})
         for order in message.step.readings if isinstance(message, StepMessage) else ():
             first = min(start for start, _ in (*order.taken, *order.texts, order.question))
             self.requests.setdefault(order.request_id, RequestRows()).read.append(first)
@@ -129,10 +129,6 @@ class RowMeter:
                 self.requests.setdefault(own, RequestRows()).count += stop - start
             else:
                 runs.setdefault(own, set()).add((start, stop))
-        for load in self._loads:
-            if runs[load.request_id] == set(load.computed):
-                for start, stop in load.taken:
-                    self.requests[load.request_id].computed.update(dict.fromkeys(range(start, stop), False))
         for name, found in runs.items():
             known = self.requests.setdefault(name, RequestRows())
             for start, stop in found:

@@ -10,7 +10,6 @@ from emblema.served import captures as captures_module
 from emblema.served.captures import REMEMBERED_CAPTURES, WAITING_CAPTURES, CaptureQueue
 from emblema.served.request_plan import ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
 from emblema.store.identity import request_salt
-from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.captures import BESIDE_ROWS, PageCaptures
 from emblema.vllm.step_metadata import StepMetadata
 from tests.link.pieces import LAYERS
@@ -161,7 +160,7 @@ def test_waiting_and_remembered_captures_are_bounded(captures: PageCaptures) -> 
 def filled(captures: PageCaptures, scheduled: dict[str, tuple[int, int]], **facts: bool) -> StepMetadata:
     """A step with what it captures."""
     told = {"idle": not scheduled, "waits": False, "reads": False} | facts
-    return captures.fill(StepMetadata(), scheduled, BatchPlaces(PLACES), **told)
+    return captures.fill(StepMetadata(), scheduled, PLACES, **told)
 
 
 def test_captures_have_all_of_an_idle_step_and_a_little_beside_answers(captures: PageCaptures) -> None:
@@ -193,13 +192,6 @@ def test_what_requests_wait_for_is_captured_beside_prefills_in_the_rows_that_are
     for scheduled, rows in (({"a": (0, 500)}, PAGES * PAGE), ({"a": (0, ROWS - 30)}, 30)):
         step = filled(captures, scheduled, waits=True, reads=True)
         assert step.side_rows == rows and step.side_slots == PLACES
-
-
-def test_engines_that_step_together_add_nothing_to_an_empty_step(pool: PagePool) -> None:
-    captures = PageCaptures(CaptureQueue(lambda *given: None), 1, PAGE, ROWS, together=True)
-    captures.bind_pool(pool)
-    captures.capture(plan(shown_of("a")))
-    assert filled(captures, {}) == StepMetadata() and captures.waiting and not captures.pending
 
 
 def test_nothing_is_captured_where_that_is_off_or_declined(captures: PageCaptures) -> None:

@@ -21,7 +21,6 @@ from emblema.link.policy.samples import Sample
 from emblema.served.request_plan import ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
 from emblema.session.fidelity_logs import FidelityLogs
 from emblema.store import Store
-from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.plan_maker import PendingPlan
 from emblema.vllm.planner import RequestPlanner
 from tests.link.pieces import LAYERS, LAYOUTS
@@ -73,7 +72,7 @@ def server(draws: random.Random, store: Store) -> RequestPlanner:
     )
     spec = replace(SPEC, anchor=draws.choice(((), (1, 2))))
     made = RequestPlanner(
-        spec, store, "auto", draws.random() < 0.9, BatchPlaces(8), 1, draws.random() < 0.5, None, second_pass, policy
+        spec, store, "auto", draws.random() < 0.9, 2048, 8, 1, draws.random() < 0.5, None, second_pass, policy
     )
     made.least_rows = least_rows
     made.readings._stood.extend(draws.random() < 0.9 for _ in range(draws.choice((0, 20))))

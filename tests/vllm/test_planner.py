@@ -26,9 +26,8 @@ from emblema.store import Store
 from emblema.store.identity import request_salt
 from emblema.vllm import plan_maker as plan_maker_module
 from emblema.vllm import planner as planner_module
-from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.planner import CAPTURING_SECONDS, MOST_CAPTURING_SECONDS, LinkCounts, RequestPlanner
-from emblema.vllm.step_metadata import StepMetadata, WorkerReport
+from emblema.vllm.step_metadata import LinkOrder, SidePrompt, StepMetadata, WorkerReport
 from tests.link.pieces import LAYERS, LAYOUTS
 from tests.vllm.requests import SPEC, TOKENS, planned, planner_of, put, request, unplanned, zeros
 
@@ -59,6 +58,14 @@ def stage(planner: RequestPlanner, name: str, ready: int = 0) -> None:
     (order,) = told(planner).stagings
     planner.note(WorkerReport(staged={order.number: 1}))
     assert planner.admit(name, ready)
+
+
+def linked(planner: RequestPlanner, name: str, ready: int = 0) -> LinkOrder:
+    """What the workers are told of a request that has its pages."""
+    planner.begin_load(name, ready, SidePrompt([], (), ()))
+    (order,) = told(planner).links
+    assert order.request_id == name
+    return order
 
 
 def blocks(name: str) -> tuple[int, ...]:
@@ -92,9 +99,9 @@ def test_a_request_is_described_and_planned_once(planner: RequestPlanner, store:
 
 
 def test_nothing_is_planned_without_a_spec(store: Store) -> None:
-    planner = RequestPlanner(None, store, "blind", True, BatchPlaces(8), refusal="no layout")
+    planner = RequestPlanner(None, store, "blind", True, 2048, 8, refusal="no layout")
     assert unplanned(planner, "1", request("a")) is None
-    assert planner.admit("1", 0) and not told(planner, {"1": (0, 303)}).loads
+    assert planner.admit("1", 0) and planner.awaited_rows("1", 0) == 0
     assert (planner.finish("1") or {})["remark"] == "no layout"
 
 
@@ -117,14 +124,15 @@ def test_the_workers_are_told_what_to_take_and_the_reply_what_was_linked(planner
     assert not planner.admit("1", 0), "another order was staged"
     planner.note(WorkerReport(staged={order.number: 1}))
     assert planner.admit("1", 0)
-    (load,) = told(planner, {"1": (0, 400)}).loads
-    assert (load.taken, load.computed) == (((2, 302), (303, 400)), ((0, 2), (302, 303), (399, 400)))
-    assert planner.take_counts() == LinkCounts(397, 397 * ROW_BYTES)
-    (load,) = told(planner, {"1": (400, 204)}).loads
-    assert (load.taken, load.computed) == (((399, 603),), ((603, 604),)), "the last row of the step before comes again"
-    assert planner.take_counts() == LinkCounts(203, 203 * ROW_BYTES) and planner.take_counts() == LinkCounts()
+    assert planner.awaited_rows("1", 0) == 603 and planner.awaited_rows("1", 603) == 0
+    link = linked(planner, "1")
+    assert (link.taken, link.computed) == (((2, 302), (303, 603)), ((0, 2), (302, 303)))
+    assert link.prompt is not None and told(planner).links == ()
+    planner.end_load("1", stands=True)
+    assert planner.take_counts() == LinkCounts(600, 600 * ROW_BYTES) and planner.take_counts() == LinkCounts()
+    told(planner, {"1": (603, 1)})
     after = told(planner, {"1": (604, 1)})
-    assert after.dropped == ("1",) and after.loads == ()
+    assert after.dropped == ("1",) and after.links == ()
     assert planner.finish("1") == {
         "strategy": "blind",
         "prompt_tokens": 604,
@@ -149,7 +157,9 @@ def test_a_prompt_that_is_computed_waits_only_for_encoder_outputs_that_vllm_lack
     (order,) = told(planner).stagings
     assert [name for name, _ in order.encodings] == ["a", "b"], "whatever the runners turn out to lack"
     planner.note(WorkerReport(staged={order.number: 1}))
-    assert planner.admit("2", 0) and not told(planner, {"2": (0, 604)}).loads and told(planner).dropped == ("2",)
+    assert planner.admit("2", 0) and planner.awaited_rows("2", 0) == 0
+    told(planner, {"2": (0, 604)})
+    assert told(planner).dropped == ("2",)
     planner.encoded.follow(["c"], ["b"])
     unplanned(planner, "3", request("a", "b"))
     assert not planner.admit("3", 0), "it was freed"
@@ -178,7 +188,7 @@ def test_all_workers_have_to_have_the_rows(store: Store) -> None:
     (order,) = told(planner).stagings
     planner.note(WorkerReport(staged={order.number: 1}).joined(WorkerReport(unstaged={order.number})))
     assert planner.admit("2", 0) and told(planner).dropped == ("2",), "the worker that has them lets go"
-    assert told(planner, {"2": (0, 303)}).loads == ()
+    assert planner.awaited_rows("2", 0) == 0
     report = planner.finish("2")
     assert report is not None and report["linked_tokens"] == 0 and "could not be loaded" in str(report["remark"])
 
@@ -193,7 +203,7 @@ def test_rows_that_do_not_come_in_time_are_computed(
     monkeypatch.setattr(planner_module, "STAGING_SECONDS", 0.0)
     assert planner.admit("1", 0) and told(planner).dropped == ("1",)
     planner.note(WorkerReport(staged={order.number: 1}))
-    assert told(planner, {"1": (0, 303)}).loads == () and planner.admit("1", 0)
+    assert planner.awaited_rows("1", 0) == 0 and planner.admit("1", 0)
 
 
 def test_a_request_that_ends_before_it_is_staged_is_told_of(planner: RequestPlanner, store: Store) -> None:
@@ -213,24 +223,28 @@ def test_a_preempted_request_is_staged_again_and_counts_from_the_start(planner: 
     plan = planned(planner, "1", request("a", "b"))
     for _ in range(2):
         stage(planner, "1")
-        assert len(told(planner, {"1": (0, 400)}).loads) == 1 and plan.linked == 397
-    planner.note(WorkerReport(failed={"1"}))
+        assert linked(planner, "1").taken and plan.linked == 600
+    planner.end_load("1", stands=False)
     assert plan.cached.spans == () and plan.linked == 0 and "could not be loaded" in str(plan.remark)
-    assert told(planner, {"1": (400, 204)}).loads == () and planner.admit("1", 0)
+    assert planner.awaited_rows("1", 0) == 0 and planner.admit("1", 0)
+    assert planner.take_counts() == LinkCounts()
 
 
-def test_a_prompt_that_needs_more_places_than_there_are_is_computed(store: Store) -> None:
-    names = "abcdefgh"
-    planner = planner_of(store, "blind")
-    put(store, request(*names))
-    plan = planned(planner, "1", request(*names))
-    assert not planner.admit("1", 0), "what the encoder made of them is staged nevertheless"
-    (order,) = told(planner).stagings
-    assert order.plan.ranges == () and len(order.encodings) == 8
-    assert plan.cached.spans == () and "max_num_seqs" in str(plan.remark)
-    planned(planner, "2", request(*names[1:]))
-    stage(planner, "2")
-    assert not planner.admit("3", 0), "eight runs take eight places"
+def test_others_wait_while_a_step_has_too_little_room_for_a_prompt_that_waits(
+    planner: RequestPlanner, store: Store
+) -> None:
+    put(store, request("a"))
+    planned(planner, "1", request("a"))
+    stage(planner, "1")
+    assert planner.load_room(0, 0) == (0, 0) and not planner.starving
+    linked(planner, "1")
+    for rows, slots, starving in ((255, 8, True), (256, 8, False), (2048, 3, True), (2048, 4, False)):
+        assert planner.load_room(rows, slots) == (rows, slots) and planner.starving == starving
+    planner.finish("1")
+    planner.load_room(0, 0)
+    assert planner.starving, "its pages are its own until the workers are done with them"
+    planner.end_load("1", stands=True)
+    assert planner.load_room(0, 0) == (0, 0) and not planner.starving
 
 
 def test_a_reply_says_why_nothing_was_linked(store: Store) -> None:
@@ -381,7 +395,7 @@ def test_a_prompt_that_begins_as_a_linked_one_did_leaves_its_pages_to_those_that
 
     assert [taken(str(turn)) for turn in range(4)] == [True, False, True, False], "no pages are left in this test"
     assert not taken("found", shown.items[1].start + TOKENS), "the prefix cache has all of it"
-    without = RequestPlanner(SPEC, store, "auto", True, BatchPlaces(8), shared=False)
+    without = RequestPlanner(SPEC, store, "auto", True, 2048, 8, shared=False)
     without.least_rows = TOKENS
     for turn in range(3):
         plan = planned(without, f"without {turn}", shown)

@@ -1,4 +1,4 @@
-"""Readings beside the scheduler: what workers are told, what is chosen by what they say, and places in the batch."""
+"""Readings beside the scheduler: what workers are told, what is chosen by what they say"""
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ from emblema.link.prompt import Rows
 from emblema.models.noting import QuestionReadings
 from emblema.served.request_plan import ChunkStubs, RequestPlan, build_prompt
 from emblema.served.spans import CachedSpans
-from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.readings import LOST, QueryReading, QuestionReader, ReadingPhase, computed_rows, reading_of
 from emblema.vllm.step_metadata import QuestionReport, SidePrompt, WorkerReport
 from tests.vllm.requests import SPEC, request
@@ -40,8 +39,7 @@ def seen(*rows: int) -> QuestionReadings:
 
 
 def test_a_reading_begins_with_all_that_is_not_there() -> None:
-    reader, plan = QuestionReader(1, BatchPlaces(32)), read_plan()
-    assert reader.may_begin("1")
+    reader, plan = QuestionReader(1), read_plan()
     reader.begin("1", plan, 32, PROMPT)
     orders, choices = reader.take()
     assert choices == () and reader.take() == ((), ())
@@ -51,7 +49,7 @@ def test_a_reading_begins_with_all_that_is_not_there() -> None:
 
 
 def test_rows_are_chosen_when_all_workers_have_said_what_they_saw() -> None:
-    reader = QuestionReader(2, BatchPlaces(32))
+    reader = QuestionReader(2)
     reader.begin("1", read_plan(), 0, PROMPT)
     reader.take()
     reader.note(WorkerReport(questions={"1": QuestionReport(1, seen(5, 400))}))
@@ -63,7 +61,7 @@ def test_rows_are_chosen_when_all_workers_have_said_what_they_saw() -> None:
 
 
 def test_one_worker_that_saw_nothing_ends_a_reading() -> None:
-    reader, plan = QuestionReader(2, BatchPlaces(32)), read_plan()
+    reader, plan = QuestionReader(2), read_plan()
     reader.begin("1", plan, 0, PROMPT)
     reader.take()
     report = WorkerReport(questions={"1": QuestionReport(1, seen(5))})
@@ -76,7 +74,7 @@ def test_one_worker_that_saw_nothing_ends_a_reading() -> None:
 
 @pytest.mark.parametrize("stands", [True, False])
 def test_what_came_of_it_is_in_the_plan(stands: bool) -> None:
-    reader, plan = QuestionReader(1, BatchPlaces(32)), read_plan()
+    reader, plan = QuestionReader(1), read_plan()
     reader.begin("1", plan, 0, PROMPT)
     reader.note(WorkerReport(questions={"1": QuestionReport(1, seen(5))}))
     reader.take()
@@ -87,75 +85,15 @@ def test_what_came_of_it_is_in_the_plan(stands: bool) -> None:
     assert (plan.remark is None) == stands
 
 
-def test_places_are_held_while_anything_is_read_and_given_back() -> None:
-    places = BatchPlaces(8)
-    reader = QuestionReader(1, places)
-    assert reader.may_begin("1") and places.free == 3
-    reader.begin("1", read_plan(), 0, PROMPT)
-    reader.take()
-    assert reader.room(512, 1024) == (512, 7)
-    # Requests that take the rest, and wait for pages that the one that is read has, do not hold it up.
-    for name in "abc":
-        assert places.admit(name, 0)
-    assert not places.admit("d", 0)
-    reader.note(WorkerReport(questions={"1": QuestionReport(1, seen(5))}))
-    assert [choice.request_id for choice in reader.take()[1]] == ["1"]
-    reader.end("1", stands=True)
-    assert places.free == 4
-    places.follow("1", ())
-    places.settle("1")
-    places.follow((), ["1"])
-    assert places.free == 5
-
-
-def test_places_are_given_back_where_what_may_begin_never_does() -> None:
-    places = BatchPlaces(8)
-    reader = QuestionReader(1, places)
-    assert reader.may_begin("1")
-    places.leave("1")
-    reader.abandon("1")
-    assert places.free == 8
-
-
-def test_who_waits_for_places_is_let_in_before_those_that_came_later() -> None:
-    places = BatchPlaces(8)
-    reader = QuestionReader(1, places)
-    for name in "abcd":
-        assert places.admit(name, 0)
-    places.follow("abcd", ())
-    for name in "abcd":
-        places.settle(name)
-    assert not reader.may_begin("1")
-    assert not places.admit("f", 0) and not reader.may_begin("2")
-    places.follow((), "a")
-    assert reader.may_begin("1") and not reader.may_begin("2")
-    places.follow((), "b")
-    assert reader.may_begin("2")
-
-
-def test_a_request_that_has_ended_takes_no_place_and_is_not_spoken_of() -> None:
-    places = BatchPlaces(8)
-    reader, plan = QuestionReader(1, places), read_plan()
+def test_a_request_that_has_ended_is_not_spoken_of() -> None:
+    reader, plan = QuestionReader(1), read_plan()
     reader.begin("1", plan, 0, PROMPT)
     reader.take()
     reader.abandon("1")
     reader.note(WorkerReport(questions={"1": QuestionReport(1, seen(5))}))
-    assert reader.take() == ((), ())
+    assert reader.take() == ((), ()) and reader.under_way
     reader.end("1", stands=False)
-    assert plan.remark is None and places.free == 8 and reader.room(9, 9) == (0, 0)
-
-
-def test_requests_wait_where_a_step_has_too_few_rows_for_what_is_read() -> None:
-    reader = QuestionReader(1, BatchPlaces(8))
-    assert reader.room(0, 2048) == (0, 0) and not reader.starving
-    reader.may_begin("1")
-    reader.begin("1", read_plan(), 0, PROMPT)
-    reader.room(255, 2048)
-    assert reader.starving
-    reader.room(256, 2048)
-    assert not reader.starving
-    reader.room(24, 96)
-    assert not reader.starving
+    assert plan.remark is None and not reader.under_way
 
 
 def test_what_is_left_after_rows_that_are_there() -> None:

@@ -138,14 +138,9 @@ def test_engines_of_a_model_with_experts_step_together() -> None:
     assert not internals.steps_together(SimpleNamespace(parallel_config=dense))
 
 
-def test_engines_that_step_together_read_no_prompt() -> None:
-    """What is read runs in steps that the scheduler left empty."""
-    from vllm.config import CUDAGraphMode
-
-    config, _ = server()
-    config.compilation_config = SimpleNamespace(cudagraph_mode=CUDAGraphMode.PIECEWISE)
-    config.parallel_config.use_ubatching, config.ec_transfer_config = False, object()
-    config.model_config.use_mla = config.model_config.is_mm_prefix_lm = False
-    assert internals.unfit_to_read(config) is None
+def test_engines_that_step_together_link_nothing() -> None:
+    """Rows beside a step would run in steps that the scheduler left empty."""
+    config, caches = server()
+    assert internals.unfit(config, caches) is None
     config.parallel_config.data_parallel_size = 2
-    assert "step together" in (internals.unfit_to_read(config) or "")
+    assert "step together" in (internals.unfit(config, caches) or "")

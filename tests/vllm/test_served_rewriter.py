@@ -1,22 +1,21 @@
-"""Steps rewritten: what the runner is given for each row of a step, for either runner, without an engine."""
+"""Rows beside a step: what the runner is given, and what the scheduler is told, without an engine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
+from emblema.errors import LoadError
 from emblema.served.captures import ChunkCapture
 from emblema.vllm.internals import placed_feature, virtual_request
+from emblema.vllm.link_runs import LinkRuns
 from emblema.vllm.side_rows import CaptureRuns
-from emblema.vllm.step_metadata import RowLoad, SidePrompt, StepMetadata
+from emblema.vllm.step_metadata import LinkOrder, SidePrompt, StepMetadata
 from emblema.vllm.step_rewriter import StepRewriter
 
 
@@ -56,25 +55,30 @@ def step(
 
 @dataclass
 class Worker:
-    """What the rewriter asks for: writes succeed unless told otherwise, and some encodings are staged."""
+    """What the rewriter asks for: some encodings are staged."""
 
-    writes: bool = True
     staged: dict[str, dict[str, Any]] = field(default_factory=dict)
-    written: list[tuple[str, tuple[Any, ...], list[int]]] = field(default_factory=list)
     handed: list[str] = field(default_factory=list)
 
-    def write(self, loads: Sequence[RowLoad], blocks: Mapping[str, Sequence[int]]) -> bool:
-        self.written += [(load.request_id, load.taken, list(blocks[load.request_id])) for load in loads]
-        return self.writes
+    def hand_over(self, name: str, output: Any) -> None:
+        self.handed.append(name)
 
-    def rewriter(self, second: bool = False, side: Sequence[Any] = ()) -> StepRewriter:
-        return StepRewriter(
-            second,
-            self.write,
-            lambda name: self.staged.get(name, {}),
-            lambda name, output: self.handed.append(name),
-            side,
-        )
+    def rewriter(self, loads: Sequence[Any] = (), side: Sequence[Any] = ()) -> StepRewriter:
+        return StepRewriter(lambda name: self.staged.get(name, {}), self.hand_over, loads, side)
+
+
+class Staged:
+    """What linked prompts take: all is there unless told otherwise, and some encodings."""
+
+    def __init__(self, lost: Sequence[str] = (), encodings: Sequence[str] = ()) -> None:
+        self.lost, self.encodings = lost, encodings
+        self.written: list[tuple[str, Any]] = []
+
+    def take(self, name: str, prompt: SidePrompt, taken: Any) -> dict[str, Any]:
+        if name in self.lost:
+            raise LoadError(name, "it is not there")
+        self.written.append((name, taken))
+        return {own: torch.zeros(1) for own in self.encodings}
 
 
 def rows_of(output: SchedulerOutput) -> dict[str, tuple[int, int]]:
@@ -87,92 +91,108 @@ def rows_of(output: SchedulerOutput) -> dict[str, tuple[int, int]]:
     return {name: (starts[name], starts[name] + count) for name, count in output.num_scheduled_tokens.items()}
 
 
-LOAD = RowLoad("a", ((2, 10), (12, 20)), ((0, 2), (10, 12), (20, 24)))
+def link(name: str, *features: Any, rows: int = 24) -> LinkOrder:
+    """A prompt of two pictures, some rows of the second computed."""
+    prompt = SidePrompt(list(range(rows)), features, (7, 8))
+    return LinkOrder(name, prompt, ((2, 10), (14, 20)), ((0, 2), (10, 14)))
 
 
-@pytest.mark.parametrize("second", [False, True])
-def test_taken_rows_leave_a_new_request_s_step(second: bool) -> None:
-    worker = Worker()
-    rewriter = worker.rewriter(second)
-    given = step({"a": 24, "b": 5}, [new("a", 24, picture("p", 2, 8), picture("q", 12, 8)), new("b", 5)],
-                 encode={"a": [0, 1]})  # fmt: skip
-    made = rewriter.rewrite(given, StepMetadata(loads=(LOAD,)))
-    assert rows_of(made) == {"a": (20, 24), "b": (0, 5), "a\0gap-0": (0, 2), "a\0gap-1": (10, 12)}
-    assert worker.written == [("a", LOAD.taken, [7, 8])]
-    assert made.scheduled_encoder_inputs == {} and worker.handed == []
+def links(staged: Any, worker: Worker) -> LinkRuns:
+    return LinkRuns(staged, worker.hand_over, list)
+
+
+def test_rows_between_taken_ones_are_computed_beside_a_step() -> None:
+    worker, staged = Worker(), Staged()
+    side = links(staged, worker)
+    rewriter = worker.rewriter([side])
+    given = step({"b": 5}, [new("b", 5)])
+    told = StepMetadata(links=(link("a"),), load_rows=100, load_slots=3)
+    side.begin_step(told, ())
+    made = rewriter.rewrite(given, told)
+    assert rows_of(made) == {"b": (0, 5), "a\0gap-1": (0, 2), "a\0gap-2": (10, 14)}
+    assert staged.written == [("a", ((2, 10), (14, 20)))]
     virtual = made.scheduled_new_reqs[-1]
     assert virtual.block_ids == ([7, 8],) and virtual.prefill_token_ids == list(range(24))
-    assert given.num_scheduled_tokens == {"a": 24, "b": 5} and len(given.scheduled_new_reqs) == 2, "the scheduler's own"
+    assert given.num_scheduled_tokens == {"b": 5} and len(given.scheduled_new_reqs) == 1, "the scheduler's own"
+    side.settle()
+    assert side.take_results() == ({"a"}, set()) and side.take_results() == (set(), set())
     # They end with the step.
-    after = rewriter.rewrite(step({"a": 1}, running=cached(("a", 24, None))), StepMetadata())
-    assert after.finished_req_ids == {"a\0gap-0", "a\0gap-1"} and rows_of(after) == {"a": (24, 25)}
+    after = rewriter.rewrite(step({"b": 1}, running=cached(("b", 5, None))), StepMetadata())
+    assert after.finished_req_ids == {"a\0gap-1", "a\0gap-2"} and rows_of(after) == {"b": (5, 6)}
 
 
-@pytest.mark.parametrize("second", [False, True])
-def test_a_running_request_goes_on_where_its_own_rows_begin(second: bool) -> None:
+def test_a_prompt_is_linked_in_as_many_steps_as_it_takes() -> None:
     worker = Worker()
-    rewriter = worker.rewriter(second)
-    rewriter.rewrite(step({"a": 4}, [new("a", 24, picture("p", 12, 8))]), StepMetadata())
-    load = RowLoad("a", ((12, 20),), ((4, 12), (20, 24)))
-    given = step({"a": 20, "b": 1}, [new("b", 1)], cached(("a", 4, [9])), {"a": [0]})
-    made = rewriter.rewrite(given, StepMetadata(loads=(load,)))
-    assert rows_of(made) == {"a": (20, 24), "b": (0, 1), "a\0gap-0": (4, 12)}
-    shown = {data.req_id: data for data in made.scheduled_new_reqs}
-    assert shown["a\0gap-0"].block_ids == ([7, 8, 9],) and worker.written == [("a", ((12, 20),), [7, 8, 9])]
-    # The second runner keeps its own count, so the request is new to it.
-    assert ("a" in shown) == second and made.scheduled_cached_reqs.req_ids == ([] if second else ["a"])
-    if second:
-        assert shown["a"].block_ids == ([7, 8, 9],)
+    side = links(Staged(), worker)
+    rewriter, seen = worker.rewriter([side]), []
+    for told in (
+        StepMetadata(links=(link("a"), link("b")), load_rows=3, load_slots=9),
+        StepMetadata(),
+        StepMetadata(load_rows=9, load_slots=2),
+        StepMetadata(load_rows=9, load_slots=2),
+    ):
+        side.begin_step(told, ())
+        seen.append(
+            [name.split("\0")[0] + str(rows) for name, rows in rows_of(rewriter.rewrite(step({}), told)).items()]
+        )
+        side.settle()
+        rewriter.finish_step()
+    assert seen == [["a(0, 2)", "a(10, 11)"], [], ["a(11, 14)", "b(0, 2)"], ["b(10, 14)"]]
+    assert side.take_results() == ({"a", "b"}, set())
 
 
-def test_a_request_that_comes_back_has_its_new_pages() -> None:
+def test_what_cannot_be_written_or_has_ended_is_said() -> None:
+    worker, staged = Worker(), Staged(lost=["a"])
+    side = links(staged, worker)
+    told = StepMetadata(links=(link("a"), link("b"), replace(link("c"), computed=())))
+    side.begin_step(told, ())
+    assert side.take_results() == ({"c"}, set()), "nothing of it is computed"
+    side.begin_step(StepMetadata(), ["b", "other"])
+    assert side.take_results() == ({"b"}, set())
+    side.begin_step(StepMetadata(), ())
+    assert [run.start for run in side.runs(99, 9, ())] == [0, 10], "as on the other workers"
+    side.settle()
+    assert side.take_results() == ({"a"}, {"a"})
+
+
+def test_pictures_of_computed_rows_are_encoded_once_unless_that_is_staged() -> None:
     worker = Worker()
-    rewriter = worker.rewriter()
-    rewriter.rewrite(step({"a": 24}, [new("a", 24, picture("p", 2, 8))]), StepMetadata())
-    rewriter.rewrite(step({}, preempted_req_ids={"a"}), StepMetadata())
-    back = step({"a": 24}, running=cached(("a", 0, [3, 4]), resumed=frozenset("a")))
-    made = rewriter.rewrite(back, StepMetadata(loads=(LOAD,)))
-    assert worker.written == [("a", LOAD.taken, [3, 4])] and rows_of(made)["a"] == (20, 24)
+    shown = [placed_feature(picture(name, start, 8), name) for name, start in (("p", 2), ("q", 12))]
+    side = links(Staged(encodings=["p"]), worker)
+    rewriter = worker.rewriter([side])
+    told = StepMetadata(links=(replace(link("a", *shown), computed=((0, 4), (10, 12), (13, 14))),))
+    side.begin_step(told, ())
+    first = rewriter.rewrite(step({}), StepMetadata(load_rows=7, load_slots=9))
+    assert worker.handed == ["p"] and list(rows_of(first).values()) == [(0, 4), (10, 12), (13, 14)]
+    assert first.scheduled_encoder_inputs == {"a\0gap-3": [1]}
+    side.settle()
+    rewriter.finish_step()
+    after = rewriter.rewrite(step({}), StepMetadata())
+    assert after.free_encoder_mm_hashes == ["p", "q"]
 
 
-@pytest.mark.parametrize("copies", [False, True])
-def test_what_cannot_be_written_is_computed(copies: bool) -> None:
-    worker = Worker(writes=copies)
-    given = step({"a": 24}, [new("a", 24, picture("p", 2, 8))], encode={"a": [0]})
-    if copies:
-        given = replace(given, kv_cache_block_copies=[(1, 2)])
-    made = worker.rewriter().rewrite(given, StepMetadata(loads=(LOAD,)))
-    assert rows_of(made) == {"a": (0, 24)} and made.scheduled_encoder_inputs == {"a": [0]}
-
-
-def test_a_picture_that_was_left_out_is_encoded_when_a_row_needs_it() -> None:
+def test_a_picture_is_encoded_again_where_the_cache_was_emptied() -> None:
     worker = Worker()
-    rewriter = worker.rewriter()
-    whole = RowLoad("a", ((2, 10),), ((0, 2), (10, 24)))
-    known = [new("a", 24, picture("p", 2, 8))]
-    assert rewriter.rewrite(step({"a": 24}, known, encode={"a": [0]}), StepMetadata(loads=(whole,))) \
-        .scheduled_encoder_inputs == {}  # fmt: skip
-    # The scheduler takes it to be encoded, and asks no more.
-    other = [new("b", 12, picture("p", 1, 8)), new("c", 12, picture("p", 1, 8))]
-    made = rewriter.rewrite(step({"b": 12, "c": 12}, other), StepMetadata())
-    assert made.scheduled_encoder_inputs == {"b": [0]}, "once"
-    again = rewriter.rewrite(step({"d": 12}, [new("d", 12, picture("p", 1, 8))]), StepMetadata())
-    assert again.scheduled_encoder_inputs == {}
-    # Left out once more, and freed by the scheduler: it will schedule it again itself.
-    rewriter.rewrite(step({"e": 24}, [new("e", 24, picture("q", 2, 8))], encode={"e": [0]}),
-                     StepMetadata(loads=(replace(whole, request_id="e"),)))  # fmt: skip
-    freed = step({"f": 12}, [new("f", 12, picture("q", 1, 8))], encode={"f": [0]}, freed=["q"])
-    assert rewriter.rewrite(freed, StepMetadata()).scheduled_encoder_inputs == {"f": [0]}
+    side = links(Staged(), worker)
+    rewriter = worker.rewriter([side])
+    order = replace(link("a", placed_feature(picture("p", 2, 8), "p")), computed=((0, 10),))
+    side.begin_step(StepMetadata(links=(order,)), ())
+    encoded = []
+    for _ in range(3):
+        encoded += rewriter.rewrite(step({}), StepMetadata(load_rows=3, load_slots=1)).scheduled_encoder_inputs.values()
+        if len(encoded) == 1:
+            rewriter.forget_encodings()
+    assert encoded == [[0], [0]]
 
 
 def test_a_staged_encoding_is_handed_over_in_place_of_a_run() -> None:
     worker = Worker(staged={"a": {"p": torch.zeros(8, 4)}})
-    rewriter = worker.rewriter()
-    load = RowLoad("a", ((6, 10),), ((0, 6), (10, 24)))
-    given = step({"a": 24}, [new("a", 24, picture("p", 2, 8), picture("p", 12, 8), picture("r", 20, 2))],
-                 encode={"a": [0, 2]})  # fmt: skip
-    made = rewriter.rewrite(given, StepMetadata(loads=(load,)))
-    assert worker.handed == ["p"] and made.scheduled_encoder_inputs == {"a": [2]}
+    given = step({"a": 24, "b": 9}, [new("a", 24, picture("p", 2, 8), picture("r", 12, 8)), new("b", 9)],
+                 encode={"a": [0, 1], "b": [0]})  # fmt: skip
+    told = StepMetadata(encodings={"a": ((0, "p"), (1, "r"))})
+    made = worker.rewriter().rewrite(given, told)
+    assert worker.handed == ["p"] and made.scheduled_encoder_inputs == {"a": [1], "b": [0]}
+    assert given.scheduled_encoder_inputs == {"a": [0, 1], "b": [0]}, "the scheduler's own"
 
 
 def capture(name: str, tokens: int) -> ChunkCapture:
@@ -224,43 +244,3 @@ def test_captures_that_are_given_up_leave_nothing() -> None:
     assert captures.runs(12, 3, ()) == []
     captures.add([capture("q", 6)])
     assert [(run.start, run.rows) for run in captures.runs(12, 3, ())] == [(0, 6)]
-
-
-@given(st.data())
-def test_every_row_of_a_step_is_written_or_computed_once(data: st.DataObject) -> None:
-    """Whatever is taken of a request, in whatever steps, and however many requests there are."""
-    from emblema.served.spans import CachedSpans
-
-    second = data.draw(st.booleans())
-    worker = Worker()
-    rewriter = worker.rewriter(second)
-    prompts = {}
-    for name in "abc":
-        cuts = sorted(data.draw(st.sets(st.integers(1, 38), max_size=6)))
-        spans = tuple((low, high) for low, high in zip(cuts[::2], cuts[1::2], strict=False))
-        prompts[name] = CachedSpans(spans)
-    done = dict.fromkeys(prompts, 0)
-    stand_in = dict.fromkeys(prompts, False)
-    while any(row < 40 for row in done.values()):
-        counts = {name: data.draw(st.integers(1, 40 - row)) for name, row in done.items() if row < 40}
-        loads, first = [], []
-        for name, count in counts.items():
-            found = prompts[name].step_rows(done[name], done[name] + count, stand_in[name])
-            stand_in[name] = found.stand_in
-            if found.taken:
-                loads.append(RowLoad(name, found.taken, found.computed))
-            if done[name] == 0:
-                first.append(new(name, 40, picture(name, 0, 1)))
-        running = cached(*((name, done[name], None) for name in counts if done[name]))
-        worker.written.clear()
-        made = rewriter.rewrite(step(counts, first, running), StepMetadata(loads=tuple(loads)))
-        computed: dict[str, list[int]] = {name: [] for name in counts}
-        for name, (start, stop) in rows_of(made).items():
-            computed[name.partition("\0")[0]] += range(start, stop)
-        taken = {name: [row for low, high in parts for row in range(low, high)] for name, parts, _ in worker.written}
-        for name, count in counts.items():
-            scheduled = set(range(done[name], done[name] + count))
-            assert len(computed[name]) == len(set(computed[name])) and set(computed[name]) <= scheduled
-            assert scheduled <= set(computed[name]) | set(taken.get(name, ()))
-            assert max(computed[name]) == done[name] + count - 1 and name in made.num_scheduled_tokens
-            done[name] += count

@@ -25,6 +25,28 @@ class StepRows:
     stand_in: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedRows:
+    """What is done of a prompt up to its last taken row: some rows are taken, those between them computed.
+
+    Attributes:
+        taken, computed: the rows, in order; there are taken ones.
+    """
+
+    taken: tuple[Rows, ...]
+    computed: tuple[Rows, ...]
+
+    @property
+    def stop(self) -> int:
+        """The row after the last."""
+        return self.taken[-1][1]
+
+    @property
+    def linked(self) -> int:
+        """How many are taken."""
+        return sum(stop - start for start, stop in self.taken)
+
+
 def unsupported_reason(plan: LinkPlan, second_pass: str | None = None) -> str | None:
     """Return why a plan cannot be carried out in pages, or None if it can.
 
@@ -83,9 +105,23 @@ class CachedSpans:
         """Return whether any span has rows from `ready` on."""
         return any(stop > ready for _, stop in self.spans)
 
-    def runs(self, ready: int, rows: int) -> int:
-        """Return how many runs of computed rows a prompt of so many rows has from `ready` on."""
-        return len(self.step_rows(ready, rows, False).computed)
+    def load(self, ready: int, rows: int) -> "LoadedRows | None":
+        """Return what is done of a prompt of so many rows before its own rows are scheduled; None where nothing is.
+
+        Args:
+            ready: rows that the prefix cache has.
+            rows: of the prompt; the last one is always its own.
+        """
+        taken = tuple(
+            (max(start, ready), min(stop, rows - 1))
+            for start, stop in self.spans
+            if stop > ready and max(start, ready) < rows - 1
+        )
+        if not taken:
+            return None
+        edges = (ready, *(stop for _, stop in taken))
+        computed = tuple((stop, start) for stop, (start, _) in zip(edges, taken, strict=False) if stop < start)
+        return LoadedRows(taken, computed)
 
     def step_rows(self, start: int, stop: int, stand_in: bool) -> StepRows:
         """Return what a step does that is to make some rows of a request ready, one or more.

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from emblema.served.captures import CaptureQueue, ChunkCapture
 from emblema.served.idle_time import CAPTURES_AT_ONCE
 from emblema.served.request_plan import RequestPlan
-from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.step_metadata import StepMetadata
 
 BESIDE_ROWS = 256
@@ -35,7 +34,6 @@ class PageCaptures:
         workers: how many report that they are done with a chunk's pages.
         block_size: rows of a page.
         most_rows: that a step may have.
-        together: whether engines step together, all or none with what their schedulers know of.
         enabled: whether anything is captured.
     """
 
@@ -45,11 +43,10 @@ class PageCaptures:
         workers: int,
         block_size: int,
         most_rows: int,
-        together: bool = False,
         enabled: bool = True,
     ) -> None:
         self.queue, self._workers, self._block_size = queue, workers, block_size
-        self._most_rows, self._together, self._enabled = most_rows, together, enabled
+        self._most_rows, self._enabled = most_rows, enabled
         self._pool: BlockPool | None = None
         # By chunk, its pages and how many workers are not done with them.
         self._running: dict[str, tuple[list[Any], int]] = {}
@@ -78,7 +75,7 @@ class PageCaptures:
     @property
     def pending(self) -> bool:
         """Whether vLLM is to go on stepping for any of it."""
-        return not self._together and (self.waiting or self.running)
+        return self.waiting or self.running
 
     def capture(self, plan: RequestPlan, urgent: bool = False) -> None:
         """Have what a prompt lacks prefilled alone, unless its request declines that.
@@ -94,7 +91,7 @@ class PageCaptures:
         self,
         step: StepMetadata,
         scheduled: Mapping[str, tuple[int, int]],
-        places: BatchPlaces,
+        slots: int,
         idle: bool,
         waits: bool,
         reads: bool,
@@ -104,17 +101,14 @@ class PageCaptures:
         Args:
             step: the step.
             scheduled: by request id, its first row and how many there are.
-            places: of the batch.
+            slots: places in the batch that no request has.
             idle: whether no request is there.
             waits: whether any has not been scheduled yet.
             reads: whether anything is being read for one of these.
         """
-        if self._together and not scheduled:
-            return step
         self.queue.idle_time.look(time.monotonic())
         step = replace(step, pressed=self.queue.idle_time.pressed)
         left = self._most_rows - sum(count for _, count in scheduled.values())
-        slots = places.free if scheduled else places.unused
         if self.urgent:
             begun = tuple(self.begin(not scheduled))
             own = sum(len(blocks) for blocks, _ in self._running.values()) * self._block_size

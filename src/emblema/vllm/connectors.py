@@ -32,10 +32,10 @@ from emblema.served.work_thread import log_failure
 from emblema.store import Store
 from emblema.store.settings import StoreSettings
 from emblema.vllm import attention, internals
-from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.captures import PageCaptures
 from emblema.vllm.encoder_connector import encoder_connector, encoder_output, hand_over
-from emblema.vllm.kv_worker import Agree, KVWorker
+from emblema.vllm.kv_worker import KVWorker
+from emblema.vllm.link_runs import LinkRuns
 from emblema.vllm.media_digests import MediaDigests
 from emblema.vllm.packed_rows import PackedForward
 from emblema.vllm.pages import Pages
@@ -43,7 +43,7 @@ from emblema.vllm.planner import RequestPlanner
 from emblema.vllm.prompt_counts import LinkedCounters, LinkedStats, PromptCounts, StoreMeter, joined
 from emblema.vllm.question_runs import QuestionRuns
 from emblema.vllm.serving import WORKER
-from emblema.vllm.side_rows import CaptureRuns, StagedPrompts
+from emblema.vllm.side_rows import CaptureRuns, PromptLoads, StagedPrompts
 from emblema.vllm.start_costs import NEVER, StartCosts, measure_costs, placing
 from emblema.vllm.step_metadata import StepMetadata, WorkerReport
 from emblema.vllm.step_rewriter import StepRewriter
@@ -110,12 +110,13 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
         # Those of them whose pages have names of their own; and how many rows another connector gave of each.
         self._private: set[str] = set()
         self._given: dict[str, int] = {}
-        self._places = BatchPlaces(vllm_config.scheduler_config.max_num_seqs)
-        # Requests that are to be read once they have pages, with the rows that the prefix cache has of them.
-        self._to_read: dict[str, int] = {}
+        self._running: set[str] = set()
+        # Requests that wait for rows once they have pages, with the rows that the prefix cache has of them.
+        self._to_load: dict[str, int] = {}
         # A worker's side.
         self._rewriter: StepRewriter | None = None
-        self._agree: Agree = list
+        self._agree: Callable[[list[bool]], list[bool]] = list
+        self._loads: list[PromptLoads] = []
         self._capture_runs = CaptureRuns()
         self._asleep = False
         self._question_runs: QuestionRuns | None = None
@@ -139,7 +140,6 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
             vllm_config.parallel_config.world_size,
             vllm_config.cache_config.block_size,
             vllm_config.scheduler_config.max_num_batched_tokens,
-            internals.steps_together(vllm_config),
             settings.capture,
         )
         if scheduling:
@@ -157,7 +157,8 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
             store,
             settings.strategy,
             settings.capture,
-            self._places,
+            config.scheduler_config.max_num_batched_tokens,
+            config.scheduler_config.max_num_seqs,
             config.parallel_config.world_size,
             bool(config.cache_config.enable_prefix_caching),
             refusal,
@@ -177,8 +178,8 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
         self._meter = StoreMeter(store, bytes=ranks.own == 0)
         self._agree = ranks.agree
         size, shares = self._config.cache_config.block_size, ShardStore(store, ranks.own)
-        self._make_worker = partial(KVWorker, spec, shares, size, encoder_output, agree=ranks.agree)
-        if settings.least_rows is None and not internals.steps_together(self._config):
+        self._make_worker = partial(KVWorker, spec, shares, size, encoder_output)
+        if settings.least_rows is None:
             self._measure_most = int(self._config.scheduler_config.max_num_batched_tokens)
 
     # worker side
@@ -189,10 +190,9 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
         worker = self.kv_worker = self._make_worker(partial(_pages, self._config, kv_caches))
         give_encoding = None if encoder_connector() is None else hand_over
         self._rewriter = StepRewriter(
-            self._config.use_v2_model_runner,
-            worker.write,
             worker.encodings,
             give_encoding,
+            self._loads,
             [self._capture_runs],
             self._agree,
         )
@@ -207,6 +207,7 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
             return QuestionRuns(worker.spec.device, staged, packing, positions, give_encoding)
 
         staged = StagedPrompts(worker.spec, worker.stager, lambda: worker.pages)
+        self._loads.append(LinkRuns(staged, give_encoding, self._agree))
         self._make_readings = readings
 
     def measure(self, forward: Callable[[int], object]) -> None:
@@ -246,9 +247,9 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
             self._capture_runs.add(step.captures)
         if step.readings and self._question_runs is None and self._make_readings is not None:
             self._question_runs = self._make_readings(model())
-            self._rewriter.add_side(self._question_runs)
-        if self._question_runs is not None:
-            self._question_runs.begin_step(step, internals.ScheduledStep.of(output).ended)
+            self._loads.append(self._question_runs)
+        for load in self._loads:
+            load.begin_step(step, internals.ScheduledStep.of(output).ended)
         yield self._rewriter.rewrite(output, step)
 
     def give_up_captures(self, asleep: bool) -> None:
@@ -263,7 +264,7 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
             self._rewriter.forget_encodings()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Return at once: rows are written when the step is rewritten."""
+        """Return at once: rows are written before the runner sees the step."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Return at once: all layers are written before the forward."""
@@ -272,8 +273,8 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
         """Do nothing: rows are read after the forward."""
 
     def wait_for_save(self) -> None:
-        if self._question_runs is not None:
-            self._question_runs.settle()
+        for load in self._loads:
+            load.settle()
         message = self._get_connector_metadata()
         if self.kv_worker is not None and self._rewriter is not None and isinstance(message, StepMessage):
             self.kv_worker.save(message.step, self._capture_runs.finished)
@@ -281,9 +282,12 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
             self._rewriter.finish_step()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        if self._question_runs is None:
-            return KVConnectorTransferResults()
-        finished, failed = self._question_runs.take_results()
+        finished: set[str] = set()
+        failed: set[str] = set()
+        for load in self._loads:
+            ended, lost = load.take_results()
+            finished |= ended
+            failed |= lost
         return KVConnectorTransferResults(finished_recving=finished, failed_recving=failed)
 
     def build_connector_worker_meta(self) -> ReportMessage | None:
@@ -365,36 +369,36 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
             # Before vLLM names the pages that it allocates.
             internals.rename_pages(request, row, self._hash_block_size)
             self._private.add(name)
-        if plan is None or not plan.reads(num_computed_tokens):
-            # What is being read came before.
-            return (None, False) if planner.readings.starving else (0, False)
+        awaited = planner.awaited_rows(name, num_computed_tokens)
+        if not awaited:
+            # What others wait for came before.
+            return (None, False) if planner.starving else (0, False)
         # The request waits, as for KV from elsewhere, and its rows run beside what is scheduled.
-        self._to_read[name] = num_computed_tokens
-        return plan.prompt.tokens - num_computed_tokens, True
+        self._to_load[name] = num_computed_tokens
+        return awaited, True
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        ready = self._to_read.pop(request.request_id, None)
+        ready = self._to_load.pop(request.request_id, None)
         if ready is not None and num_external_tokens > 0:
             self._given[request.request_id] = 0
-            self._planner.begin_reading(request.request_id, ready, internals.reading_prompt(request, blocks))
+            self._planner.begin_load(request.request_id, ready, internals.waiting_prompt(request, blocks))
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         told = internals.ScheduledStep.of(scheduler_output)
         scheduled = told.rows
-        self._places.follow(scheduled, {*told.ended, *told.preempted})
+        self._running = (self._running - {*told.ended, *told.preempted}) | scheduled.keys()
         self._waiting -= scheduled.keys()
         self._waiting |= told.preempted & self._requests.keys()
         quiet, alone = not self._waiting, len(scheduled) == 1 and not self.captures.queue.idle_time.pressed
-        step = self._planner.step_metadata(scheduled, self._blocks_of, quiet, alone)
-        linked = {load.request_id for load in step.loads}
-        # The runner leaves pictures out of a linked request's whose rows it takes.
-        encoded = [
-            picture
+        encoded = {
+            name: list(zip(indices, internals.picture_names(self._requests[name], indices), strict=True))
             for name, indices in told.encoded.items()
-            if name in self._requests and name not in linked
-            for picture in internals.picture_names(self._requests[name], indices)
-        ]
-        self._planner.encoded.follow(encoded, told.freed)
+            if name in self._requests
+        }
+        self._planner.encoded.follow((own for pictures in encoded.values() for _, own in pictures), told.freed)
+        staged = {name: self._planner.staged_pictures(name, pictures) for name, pictures in encoded.items()}
+        step = self._planner.step_metadata(scheduled, self._blocks_of, quiet, alone)
+        step = replace(step, encodings={name: pictures for name, pictures in staged.items() if pictures})
         for name in scheduled:
             plan = self._planner.get(name)
             if plan is not None and name in self._requests:
@@ -404,17 +408,13 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
                 self.captures.capture(plan)
         for plan in self._planner.take_wanted():
             self.captures.capture(plan, urgent=True)
-        step = self.captures.fill(
-            step, scheduled, self._places, not self._requests, bool(self._waiting), self._planner.reads
-        )
-        most = self._config.scheduler_config.max_num_batched_tokens
-        left = most - sum(count for _, count in scheduled.values())
+        slots = self._config.scheduler_config.max_num_seqs - len(self._running)
+        step = self.captures.fill(step, scheduled, slots, not self._requests, bool(self._waiting), self._planner.reads)
+        left = self._config.scheduler_config.max_num_batched_tokens - sum(count for _, count in scheduled.values())
         if self.captures.urgent:
             left -= step.side_rows
-        rows, slots = self._planner.readings.room(left, most)
-        if slots:
-            step = replace(step, reading_rows=rows, side_slots=slots)
-        return StepMessage(step)
+        rows, slots = self._planner.load_room(left, slots)
+        return StepMessage(replace(step, load_rows=rows, load_slots=slots) if rows else step)
 
     def has_pending_push_work(self) -> bool:
         """Return whether anything is to be done in idle time; vLLM goes on stepping as long as it is."""
@@ -426,7 +426,7 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
             self._planner.note(message.report)
             self.captures.finish(message.report.captured)
         for name in connector_output.finished_recving or ():
-            self._planner.readings.end(name, stands=name not in connector_output.failed_recving)
+            self._planner.end_load(name, stands=name not in connector_output.failed_recving)
 
     def _blocks_of(self, request_id: str) -> tuple[int, ...]:
         return () if self._blocks is None else tuple(self._blocks(request_id)[0])
@@ -463,7 +463,7 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         name = request.request_id
         self._requests.pop(name, None)
-        self._to_read.pop(name, None)
+        self._to_load.pop(name, None)
         self._waiting.discard(name)
         self._private.discard(name)
         self._given.pop(name, None)

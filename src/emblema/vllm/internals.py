@@ -15,10 +15,9 @@ from vllm.config import CUDAGraphMode
 from vllm.multimodal.inputs import PlaceholderRange
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
 from emblema.errors import EmblemaError
-from emblema.link.prompt import Rows
 from emblema.served.captures import ChunkCapture
 from emblema.served.request_options import read_options
 from emblema.served.request_plan import MediaItem, ServedRequest
@@ -195,7 +194,7 @@ def vllm_feature(placed: PlacedFeature) -> Any:
     return replace(placed.source, identifier=placed.name, mm_position=position)
 
 
-def reading_prompt(request: Any, blocks: Any) -> SidePrompt:
+def waiting_prompt(request: Any, blocks: Any) -> SidePrompt:
     """Return a request's prompt on the pages that vLLM allocated for it.
 
     Its pictures have names of their own, so that what is put into the encoder cache for them is nobody else's.
@@ -232,7 +231,6 @@ class ScheduledStep:
         encoded: by request, the numbers of its pictures that are to be encoded.
         freed: names of pictures whose encoder outputs are let go.
         ended, preempted: requests.
-        copies: whether pages are copied at its beginning, over what was written before.
     """
 
     rows: dict[str, tuple[int, int]]
@@ -240,7 +238,6 @@ class ScheduledStep:
     freed: Sequence[str]
     ended: Collection[str]
     preempted: set[str]
-    copies: bool
 
     @classmethod
     def of(cls, output: SchedulerOutput) -> "ScheduledStep":
@@ -255,133 +252,37 @@ class ScheduledStep:
             output.free_encoder_mm_hashes,
             output.finished_req_ids,
             (output.preempted_req_ids or set()) - rows.keys(),
-            bool(output.kv_cache_block_copies),
         )
 
 
-@dataclass(slots=True)
-class RunnerRequest:
-    """A request with pictures that the runner has: its data as they were sent last, and its pages since."""
-
-    data: NewRequestData
-    blocks: list[int]
-
-    @property
-    def pictures(self) -> list[tuple[str, Rows]]:
-        """Names and rows of its pictures."""
-        places = [(feature.identifier, feature.mm_position) for feature in self.data.mm_features]
-        return [(name, (place.offset, place.offset + place.length)) for name, place in places]
-
-    def shown(self, start: int) -> NewRequestData:
-        """Return its data with the pages that it has by now; rows before `start` count as computed."""
-        return replace(self.data, block_ids=(list(self.blocks),), num_computed_tokens=start)
-
-    def virtual(self, name: str, start: int) -> NewRequestData:
-        """Return a request of its prompt and pages whose rows before `start` count as computed, for one step."""
-        sampling = SamplingParams(temperature=0.0, max_tokens=1)
-        prefill = self.data.prefill_token_ids or list(self.data.prompt_token_ids or ())
-        return replace(self.shown(start), req_id=name, sampling_params=sampling, prefill_token_ids=prefill)
-
-
-class RunnerRequests:
-    """The requests with pictures that a worker's runner has; follows the scheduler's steps.
+def with_side_rows(
+    output: SchedulerOutput,
+    virtual: Sequence[NewRequestData],
+    rows: Mapping[str, int],
+    inputs: Mapping[str, list[int]],
+    ended: Collection[str],
+    freed: Collection[str],
+) -> SchedulerOutput:
+    """Return a step as the runner is to see it.
 
     Args:
-        second_runner: whether it is vLLM's second model runner, which keeps its own count of computed rows.
+        output: the scheduler's.
+        virtual: requests that are added for this step.
+        rows: how many rows each of them computes.
+        inputs: numbers of the pictures that are encoded, by request.
+        ended: virtual requests of the step before.
+        freed: names of pictures whose encoder outputs nobody needs any more.
     """
-
-    def __init__(self, second_runner: bool) -> None:
-        self._second_runner = second_runner
-        self._known: dict[str, RunnerRequest] = {}
-
-    def __getitem__(self, name: str) -> RunnerRequest:
-        return self._known[name]
-
-    def get(self, name: str) -> RunnerRequest | None:
-        """Return a request; None for one without pictures."""
-        return self._known.get(name)
-
-    def follow(self, output: SchedulerOutput) -> None:
-        """Keep the data and pages of requests, as the runner does."""
-        # A request that was preempted may come back without its data.
-        for name in output.finished_req_ids:
-            self._known.pop(name, None)
-        for data in output.scheduled_new_reqs:
-            if data.mm_features:
-                self._known[data.req_id] = RunnerRequest(data, list(data.block_ids[0]))
-        cached = output.scheduled_cached_reqs
-        for name, added in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            known = self._known.get(name)
-            if known is None or added is None:
-                continue
-            if name in cached.resumed_req_ids:
-                known.blocks.clear()
-            known.blocks.extend(added[0])
-
-    def rewritten(
-        self,
-        output: SchedulerOutput,
-        own: Mapping[str, int],
-        virtual: Sequence[NewRequestData],
-        rows: Mapping[str, int],
-        inputs: Mapping[str, list[int]],
-        ended: Collection[str],
-        freed: Collection[str],
-    ) -> SchedulerOutput:
-        """Return a step as the runner is to see it.
-
-        Args:
-            output: the scheduler's.
-            own: the first row that is computed of requests of which rows are taken.
-            virtual: requests that are added for this step.
-            rows: how many rows each request computes, those too.
-            inputs: numbers of the pictures that are encoded, by request.
-            ended: virtual requests of the step before.
-            freed: names of pictures whose encoder outputs nobody needs any more.
-        """
-        new, cached = self._requests(output, own)
-        return replace(
-            output,
-            scheduled_new_reqs=[*new, *virtual],
-            scheduled_cached_reqs=cached,
-            num_scheduled_tokens=dict(rows),
-            total_num_scheduled_tokens=sum(rows.values()),
-            scheduled_encoder_inputs=dict(inputs),
-            finished_req_ids=output.finished_req_ids | set(ended),
-            free_encoder_mm_hashes=[*output.free_encoder_mm_hashes, *sorted(freed)],
-        )
-
-    def _requests(
-        self, output: SchedulerOutput, own: Mapping[str, int]
-    ) -> tuple[list[NewRequestData], CachedRequestData]:
-        """Return the step's new and cached requests, those in `own` with that row as their first to be computed."""
-        new = [
-            replace(data, num_computed_tokens=own.get(data.req_id, data.num_computed_tokens))
-            for data in output.scheduled_new_reqs
-        ]
-        cached = output.scheduled_cached_reqs
-        moved = {name for name in cached.req_ids if name in own}
-        if not moved:
-            return new, cached
-        if not self._second_runner:
-            counts = zip(cached.req_ids, cached.num_computed_tokens, strict=True)
-            return new, replace(cached, num_computed_tokens=[own.get(name, row) for name, row in counts])
-        # The second runner counts computed rows on the device, so the request is shown to it as a new one.
-        new += [self._known[name].shown(own[name]) for name in cached.req_ids if name in moved]
-        kept = [index for index, name in enumerate(cached.req_ids) if name not in moved]
-
-        def of_kept(values: list[Any]) -> list[Any]:
-            return [values[index] for index in kept] if values else values
-
-        return new, replace(
-            cached,
-            req_ids=of_kept(cached.req_ids),
-            resumed_req_ids=cached.resumed_req_ids - moved,
-            new_token_ids=of_kept(cached.new_token_ids),
-            new_block_ids=of_kept(cached.new_block_ids),
-            num_computed_tokens=of_kept(cached.num_computed_tokens),
-            num_output_tokens=of_kept(cached.num_output_tokens),
-        )
+    counts = output.num_scheduled_tokens | dict(rows)
+    return replace(
+        output,
+        scheduled_new_reqs=[*output.scheduled_new_reqs, *virtual],
+        num_scheduled_tokens=counts,
+        total_num_scheduled_tokens=sum(counts.values()),
+        scheduled_encoder_inputs=dict(inputs),
+        finished_req_ids=output.finished_req_ids | set(ended),
+        free_encoder_mm_hashes=[*output.free_encoder_mm_hashes, *sorted(freed)],
+    )
 
 
 def unfit_to_read(config: Any) -> str | None:
@@ -394,8 +295,6 @@ def unfit_to_read(config: Any) -> str | None:
         return "whole forwards are replayed as graphs here, so that nothing tells what a question attends"
     if config.parallel_config.pipeline_parallel_size > 1:
         return "the model's layers are split over several workers here"
-    if steps_together(config):
-        return "engines step together here, and its rows would run in steps that the scheduler left empty"
     if config.parallel_config.use_ubatching:
         return "batches are split here"
     if config.ec_transfer_config is None:
@@ -422,6 +321,8 @@ def unfit(config: Any, kv_cache_config: Any) -> str | None:
         return "its layers are split over workers (pipeline parallel); split heads instead: --tensor-parallel-size"
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         return "rows of a prompt are split over workers (context parallel)"
+    if steps_together(config):
+        return "engines step together here, and rows would run in steps that the scheduler left empty"
     if len(kv_cache_config.kv_cache_groups) != 1:
         return "the model keeps rows of several kinds (sliding windows, or a recurrent state)"
     kind = type(kv_cache_config.kv_cache_groups[0].kv_cache_spec).__name__

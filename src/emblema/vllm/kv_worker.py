@@ -7,10 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
-from emblema.errors import EmblemaError
 from emblema.kv.device_copies import HostCopier
 from emblema.kv.layout import LayerRows
 from emblema.link.prompt import Segment
@@ -21,7 +19,7 @@ from emblema.served.shards import ShardStore
 from emblema.served.staging import RowStager, StagingOrder
 from emblema.served.work_thread import log_failure
 from emblema.vllm.pages import Pages
-from emblema.vllm.step_metadata import RowLoad, StepMetadata, WorkerReport
+from emblema.vllm.step_metadata import StepMetadata, WorkerReport
 
 _log = logging.getLogger(__name__)
 IDLE_SECONDS, BURST_SECONDS = 0.05, 0.2
@@ -35,10 +33,6 @@ STAGING_SECONDS = 0.01
 """How long a step without rows waits for what it is to stage, and any step for encoder outputs that are under way."""
 
 
-Agree = Callable[[list[bool]], list[bool]]
-"""Returns which of some facts are so on all workers; all call it together."""
-
-
 class KVWorker:
     """Loads and saves rows of one rank's pages. Patches are formed while the worker is idle, and else in a small share
     of the time.
@@ -49,7 +43,6 @@ class KVWorker:
         block_size: rows of a page.
         encoder_output: finds what the encoder made of a picture, by vLLM's digest of it; None where that is gone.
         pages: makes the pages; called when they are first needed, as the model's layers are ready only then.
-        agree: see `Agree`.
         copier: brings rows to the host; by default the one of the model's device.
 
     Attributes:
@@ -65,7 +58,6 @@ class KVWorker:
         block_size: int,
         encoder_output: Callable[[str], Tensor | None],
         pages: Callable[[ModelSpec], Pages],
-        agree: Agree = list,
         copier: HostCopier | None = None,
     ) -> None:
         self.store = store
@@ -73,7 +65,6 @@ class KVWorker:
         self._make_pages, self._encoder_output = pages, encoder_output
         self._pages: Pages | None = None
         self.stopped = False
-        self._agree = agree
         self.stager = RowStager(store)
         self.keeper = PieceKeeper(spec, store, copier, self._turn)
         self._report = WorkerReport()
@@ -122,44 +113,6 @@ class KVWorker:
     def give_up(self, captures: Iterable[ChunkCapture]) -> None:
         """Report chunks as done with whose rows are not made."""
         self._report.captured.update({capture.chunk.id: 1 for capture in captures})
-
-    @torch.inference_mode()
-    def write(self, loads: Sequence[RowLoad], blocks: Mapping[str, Sequence[int]]) -> bool:
-        """Write staged rows into pages, before the forward; return whether that was done, on all workers or on none.
-
-        Args:
-            loads: of the step.
-            blocks: requests' pages, in order.
-        """
-        late = {load.request_id: load.first for load in loads if load.taken[0][0] < load.first}
-        (written,) = self._agree([self._write(loads, blocks, {})])
-        if not written:
-            self._report.failed.update(load.request_id for load in loads)
-        elif late:
-            # These rows are there, computed, and nobody would compute them again: they are written when nothing fails.
-            self._write([load for load in loads if load.request_id in late], blocks, late)
-        return written
-
-    def _write(self, loads: Sequence[RowLoad], blocks: Mapping[str, Sequence[int]], until: Mapping[str, int]) -> bool:
-        """Write the taken rows of a step, or those before some row, by request; return whether that went well."""
-        try:
-            for load in loads:
-                staged = self.stager.get(load.request_id)
-                if staged is None:
-                    raise EmblemaError(f"request {load.request_id} is to take rows that are not staged")
-                stop = until.get(load.request_id)
-                if stop is None:
-                    taken = tuple((max(row, load.first), end) for row, end in load.taken if end > load.first)
-                else:
-                    taken = tuple((row, min(end, stop)) for row, end in load.taken if row < stop)
-                if taken:
-                    slots = self.pages.slots(blocks[load.request_id], staged.order.prompt.tokens)
-                    staged.write(self._spec, self.pages, slots, taken)
-        except Exception as error:
-            # No error may end the server: the rows are computed.
-            log_failure("rows could not be written and are computed", error)
-            return False
-        return True
 
     def encodings(self, request_id: str) -> Mapping[str, Tensor]:
         """Return what is staged of what the encoder made, by vLLM's names of the request's pictures.

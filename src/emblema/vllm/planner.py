@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -17,13 +17,12 @@ from emblema.served.request_plan import NOT_READY, RequestPlan, ServedRequest
 from emblema.served.request_report import plain_report, report_of
 from emblema.served.row_threshold import DEFAULT_ROWS, RowThreshold
 from emblema.store import Store
-from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.encoded_pictures import EncodedPictures
 from emblema.vllm.plan_maker import PendingPlan, PlanMaker
 from emblema.vllm.readings import QuestionReader
 from emblema.vllm.step_metadata import (
+    LinkOrder,
     PatchCapture,
-    RowLoad,
     SidePrompt,
     StagingOrder,
     StepMetadata,
@@ -37,8 +36,9 @@ PLANNING_SECONDS = 1.0
 AWAITING_SECONDS = 0.01
 """How long a step waits for plans that are being made: one that leaves their requests out costs more than most plans
 take."""
-LEAST_PLACES = 4
-"""Places in the batch from which prompts are read: some for readings, and one for a request that was read."""
+LEAST_ROWS, LEAST_SLOTS = 256, 8
+"""Rows, and places in the batch, that a step has for prompts whose requests wait before others are let in; a quarter
+of all rows, and half of all places, where that is less."""
 CAPTURING_SECONDS, MOST_CAPTURING_SECONDS = 3.0, 30.0
 """How long a request waits for pictures that are prefilled alone so that it can be read, while none is ready, and at
 most: of many that come at once each waits for the pictures of those before it, as it would for their rows."""
@@ -66,15 +66,13 @@ class Staging:
         number: of the order.
         ordered: when, in monotonic seconds.
         missing: how many workers have not reported it.
-        stepped: whether a step has taken some of it.
-        stand_in: whether the last step computed a row in place of taking it.
+        stepped: whether its request has pages.
     """
 
     number: int
     ordered: float
     missing: int
     stepped: bool = False
-    stand_in: bool = False
 
 
 class RequestPlanner:
@@ -88,7 +86,7 @@ class RequestPlanner:
         store: is only read here; the worker's side writes it.
         strategy: for requests that name none.
         forms: whether patches are formed of what is computed plainly.
-        places: of the batch.
+        step_rows, places: of a step, and of the batch.
         workers: how many report what is staged.
         shared: whether vLLM's prefix cache is on.
         refusal: why there is no spec, for the log.
@@ -101,6 +99,7 @@ class RequestPlanner:
         second_pass: why no plan with one can be carried out; None where it can.
         maker: makes the plans; None without a spec.
         encoded: pictures whose encoder outputs vLLM has.
+        starving: whether the last step had too little room for prompts whose requests wait.
     """
 
     def __init__(
@@ -109,7 +108,8 @@ class RequestPlanner:
         store: Store,
         strategy: str,
         forms: bool,
-        places: BatchPlaces,
+        step_rows: int,
+        places: int,
         workers: int = 1,
         shared: bool = True,
         refusal: str | None = None,
@@ -120,8 +120,10 @@ class RequestPlanner:
         self.spec = spec
         self.least_rows, self._shared = DEFAULT_ROWS, shared
         self.policy, self.second_pass = policy or Policy(), second_pass
-        self._store, self._forms, self._places, self._workers = store, forms, places, workers
-        self.readings, self.encoded = QuestionReader(workers, places), EncodedPictures()
+        self._store, self._forms, self._workers = store, forms, workers
+        self._least_rows = min(LEAST_ROWS, max(1, step_rows // 4))
+        self._least_slots = min(LEAST_SLOTS, max(1, places // 2))
+        self.readings, self.encoded, self.starving = QuestionReader(workers), EncodedPictures(), False
         self.maker: PlanMaker | None = None
         if spec is not None:
             self.maker = PlanMaker(
@@ -147,8 +149,11 @@ class RequestPlanner:
         self._counts = LinkCounts()
         self._numbers = count()
         self._stagings: dict[str, Staging] = {}
+        # Prompts that workers link; a request that has ended meanwhile keeps its pages until they are done.
+        self._links: set[str] = set()
         # What the next step tells the workers: new orders, and requests whose rows are not wanted any more.
         self._orders: dict[str, StagingOrder] = {}
+        self._link_orders: list[LinkOrder] = []
         self._dropped: list[str] = []
         self._logged: set[str] = set()
         # Plans whose pictures are to be prefilled alone, as their requests wait for them; and pictures that were.
@@ -265,7 +270,6 @@ class RequestPlanner:
     def finish(self, request_id: str) -> dict[str, object] | None:
         """Forget a request and return what its reply reports; None for one without media."""
         self._drop(request_id)
-        self._places.leave(request_id)
         self.readings.abandon(request_id)
         self._pending.pop(request_id, None)
         plan, plain = self._plans.pop(request_id, None), self._plain.pop(request_id, None)
@@ -276,7 +280,7 @@ class RequestPlanner:
     def admit(self, request_id: str, ready: int) -> bool:
         """Return whether a waiting request, whose plan is made, may be scheduled now.
 
-        What it takes is staged first, on all workers, and it needs places in the batch for its virtual requests.
+        What it takes is staged first, on all workers.
 
         Args:
             request_id: of vLLM.
@@ -284,7 +288,7 @@ class RequestPlanner:
         """
         plan, staging = self._plans.get(request_id), self._stagings.get(request_id)
         if plan is None:
-            return self._places.admit(request_id, 0)
+            return True
         if staging is not None and staging.stepped:
             # It was preempted.
             self._drop(request_id)
@@ -292,7 +296,6 @@ class RequestPlanner:
         if staging is None:
             plan.restart()
             self._weigh(plan, ready)
-            self._check_places(plan, ready)
             if self._order(request_id, plan, ready):
                 return False
         elif staging.missing:
@@ -301,25 +304,72 @@ class RequestPlanner:
             self._log_once(f"rows were not read within {STAGING_SECONDS:g} s; a request is computed plainly")
             plan.fail()
             self._drop(request_id)
-        if plan.reads(ready):
-            return self.readings.may_begin(request_id)
-        runs = plan.cached.runs(ready, plan.prompt.tokens) if plan.cached.after(ready) else 1
-        return self._places.admit(request_id, runs - 1)
+        return True
 
-    def begin_reading(self, request_id: str, ready: int, prompt: SidePrompt) -> None:
-        """Begin to read a request that has its pages; see `QuestionReader.begin`. The reading lets go of its rows."""
+    def awaited_rows(self, request_id: str, ready: int) -> int:
+        """Return how many of an admitted request's rows are made before any of it is scheduled.
+
+        Args:
+            request_id: of vLLM.
+            ready: rows that the prefix cache has.
+        """
+        plan = self._plans.get(request_id)
+        if plan is None:
+            return 0
+        if plan.reads(ready):
+            return plan.prompt.tokens - ready
+        loaded = plan.cached.load(ready, plan.prompt.tokens)
+        return 0 if loaded is None else loaded.stop - ready
+
+    def begin_load(self, request_id: str, ready: int, prompt: SidePrompt) -> None:
+        """Begin to make the rows that a request waits for, which has its pages.
+
+        Args:
+            request_id: of vLLM.
+            ready: rows that the prefix cache has.
+            prompt: see `LinkOrder`.
+        """
         plan = self._plans[request_id]
-        if plan is not None:
+        if plan is None:
+            return
+        if plan.reads(ready):
+            # The reading lets go of its rows.
             self._stagings.pop(request_id, None)
             self.readings.begin(request_id, plan, ready, prompt)
+            return
+        loaded = plan.cached.load(ready, plan.prompt.tokens)
+        if loaded is not None:
+            self._stagings[request_id].stepped = True
+            plan.linked = loaded.linked
+            self._links.add(request_id)
+            self._link_orders.append(LinkOrder(request_id, prompt, loaded.taken, loaded.computed))
 
-    def _check_places(self, plan: RequestPlan, ready: int) -> None:
-        """Have a prompt computed that needs more places than the batch has."""
-        if plan.reads(ready):
-            if self._places.most < LEAST_PLACES:
-                plan.decline("a second pass needs more places than max_num_seqs")
-        elif plan.cached.after(ready) and plan.cached.runs(ready, plan.prompt.tokens) > self._places.most:
-            plan.decline("its computed rows need more places than max_num_seqs")
+    def end_load(self, request_id: str, stands: bool) -> None:
+        """Note that the workers are done with what a request waits for; where it does not stand, it is computed."""
+        if request_id not in self._links:
+            self.readings.end(request_id, stands)
+            return
+        self._links.discard(request_id)
+        plan = self._plans.get(request_id)
+        if plan is None:
+            return
+        if not stands:
+            self._fail(request_id)
+            return
+        self._counts.linked_tokens += plan.linked
+        self._counts.linked_bytes += 0 if self.spec is None else plan.linked * self.spec.shards * self.spec.row_bytes
+
+    def load_room(self, rows: int, slots: int) -> tuple[int, int]:
+        """Return the rows and places in the batch that waiting prompts have in a step; none where there are none.
+
+        Where a step has too few left, no other request is let in before the next one: it would take what they wait for.
+
+        Args:
+            rows, slots: that the step has left.
+        """
+        under_way = bool(self._links) or self.readings.under_way
+        self.starving = under_way and (rows < self._least_rows or slots < self._least_slots)
+        return (rows, slots) if under_way else (0, 0)
 
     def _order(self, request_id: str, plan: RequestPlan, ready: int) -> bool:
         """Have what a request takes staged; return whether it waits for that.
@@ -401,8 +451,6 @@ class RequestPlanner:
             for chunk in report.captured:
                 self._captured[chunk] = None
             self._last_capture = time.monotonic() if report.captured else self._last_capture
-        for name in report.failed:
-            self._fail(name)
         self.readings.note(report)
 
     def _fail(self, request_id: str) -> None:
@@ -417,27 +465,24 @@ class RequestPlanner:
         """Return the work on the pages in the step that was scheduled.
 
         Args:
-            scheduled: by request id, the row that its own rows begin at and how many there are.
+            scheduled: by request id, its first row and how many there are.
             blocks: finds a request's pages.
             quiet: whether no request waits, so that rows may be read that patches are formed of.
             alone: whether no other request comes soon, so that reading them holds none up.
         """
-        loads, patches = [], []
+        patches = []
         for request_id, (start, rows) in scheduled.items():
-            plan = self._plans.get(request_id)
+            plan, staging = self._plans.get(request_id), self._stagings.get(request_id)
             if plan is None or start >= plan.prompt.tokens:
                 continue
-            last = plan.prompt.tokens <= start + rows
-            load = self._load(request_id, plan, start, start + rows)
-            if load is not None:
-                loads.append(load)
-            if last:
-                self._places.settle(request_id)
-            if plan.needs and quiet and self._forms and last:
+            if staging is not None:
+                staging.stepped = True
+            if plan.needs and quiet and self._forms and plan.prompt.tokens <= start + rows:
                 salt, pages = plan.request.store_salt, blocks(request_id)
                 patches.append(PatchCapture(salt, plan.prompt, plan.needs, pages, alone))
         readings, choices = self.readings.take()
         orders, self._orders = self._orders, {}
+        links, self._link_orders = self._link_orders, []
         dropped, self._dropped = self._dropped, []
         for request_id in scheduled:
             plan, staging = self._plans.get(request_id), self._stagings.get(request_id)
@@ -447,30 +492,16 @@ class RequestPlanner:
         return StepMetadata(
             tuple(orders.values()),
             tuple(dropped),
-            tuple(loads),
+            tuple(links),
             readings=readings,
             choices=choices,
             patches=tuple(patches),
             computes=bool(scheduled),
         )
 
-    def _load(self, request_id: str, plan: RequestPlan, start: int, stop: int) -> RowLoad | None:
-        """Return what a step does of a request's rows; None where it computes them all."""
-        staging = self._stagings.get(request_id)
-        if staging is None:
-            return None
-        staging.stepped = True
-        if not plan.cached.spans:
-            return None
-        rows = plan.cached.step_rows(start, stop, staging.stand_in)
-        staging.stand_in = rows.stand_in
-        if not rows.taken:
-            return None
-        linked = sum(last - max(first, start) for first, last in rows.taken)
-        plan.linked += linked
-        self._counts.linked_tokens += linked
-        self._counts.linked_bytes += 0 if self.spec is None else linked * self.spec.shards * self.spec.row_bytes
-        return RowLoad(request_id, rows.taken, rows.computed, start)
+    def staged_pictures(self, request_id: str, pictures: Sequence[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
+        """Return those of a request's pictures, by number and name, whose encoder outputs may be staged."""
+        return tuple(pictures) if request_id in self._stagings else ()
 
     def take_counts(self) -> LinkCounts:
         """Return what was linked since the last call."""

@@ -71,7 +71,7 @@ class QuestionRuns:
         self._device, self._staged = device, staged
         self._packing, self._positions, self._hand_over = packing, positions, hand_over
         self._under_way: dict[str, Reading] = {}
-        self._count = self._rows = 0
+        self._count = 0
         self._finished: set[str] = set()
         self._failed: set[str] = set()
         self._unneeded: set[str] = set()
@@ -79,13 +79,7 @@ class QuestionRuns:
         self._margins: dict[str, float] = {}
 
     def begin_step(self, step: StepMetadata, ended: Iterable[str]) -> None:
-        """Take what a step brings: room, new readings, and rows that were chosen.
-
-        Args:
-            step: what the scheduler's side says.
-            ended: requests that have ended meanwhile.
-        """
-        self._rows = step.reading_rows
+        """Take new readings, and rows that were chosen."""
         for order in step.readings:
             state = QueryReading(order.texts, order.question)
             noted = NotedQuestion(order.question, self._packing.layers, self._device)
@@ -113,12 +107,14 @@ class QuestionRuns:
         reading.positions = self._positions.of(order.prompt)
         if self._hand_over is None:
             raise EmblemaError("nothing takes what the encoder made of its pictures")
+        reading.encodings = self._staged.take(order.request_id, order.prompt, order.taken)
+        self._staged.drop(order.request_id)
         # vLLM's prefix cache has the rows of what ends before.
-        reading.encodings = self._staged.take(order.request_id, order.prompt, order.taken, reading.first)
+        shown = (each for each in order.prompt.features if each.stop > reading.first)
+        if any(each.name not in reading.encodings for each in shown):
+            raise EmblemaError("what the encoder made of its pictures is not stored")
 
     def runs(self, rows: int, slots: int, encoded: Container[str]) -> Sequence[SideRun]:
-        # What other work may have is less: a request waits for this.
-        rows = self._rows
         made: list[SideRun] = []
         for reading in self._under_way.values():
             reading.pack = None
@@ -151,7 +147,6 @@ class QuestionRuns:
         return SideRun(prompt, name, reading.first, len(rows))
 
     def settle(self) -> None:
-        """Take what the forward made."""
         for reading in list(self._under_way.values()):
             if not reading.state.step:
                 continue
@@ -204,7 +199,6 @@ class QuestionRuns:
         return unneeded
 
     def take_results(self) -> tuple[set[str], set[str]]:
-        """Return the requests whose readings have ended since the last call, and those of them that are computed."""
         finished, failed = self._finished, self._failed
         self._finished, self._failed = set(), set()
         return finished, failed

@@ -15,7 +15,6 @@ from emblema.link.policy.expectations import LATEST, draw_unsure_share
 from emblema.link.prompt import Prompt, Rows
 from emblema.link.second_pass import chosen_rows, runs_of, spanned_rows
 from emblema.served.request_plan import RequestPlan
-from emblema.vllm.batch_places import BatchPlaces
 from emblema.vllm.step_metadata import (
     QuestionReport,
     ReadingChoice,
@@ -24,12 +23,7 @@ from emblema.vllm.step_metadata import (
     WorkerReport,
 )
 
-SIDE_PLACES = 8
-"""Places of the batch that are held for readings together, and at most half of all; each takes one in a step."""
 KEPT_OUTCOMES = 512
-LEAST_ROWS = 256
-"""Rows that a step has for readings before requests that wait are let in; a quarter of all where that is less."""
-PLACES_HELD = "\0readings"
 LOST = "what its question attends could not be read; its rows were computed"
 
 
@@ -118,30 +112,22 @@ class ReadingState:
 class QuestionReader:
     """Follows the readings of one server; for the scheduler's thread.
 
-    Places in the batch are held for readings as a whole while any is under way, and one for each request before it has
-    pages: vLLM schedules it without asking in the end, and one with pages must not wait for those that want pages.
-
     Args:
         workers: how many report what a question attends.
-        places: of the batch.
-
-    Attributes:
-        starving: whether the last step had too few rows for them.
     """
 
-    def __init__(self, workers: int, places: BatchPlaces) -> None:
-        self._workers, self._places = workers, places
-        self.starving = False
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
         self._under_way: dict[str, ReadingState] = {}
         self._orders: list[ReadingOrder] = []
         # Whether answers under `auto` stood, the latest ones.
         self._stood: deque[bool] = deque(maxlen=KEPT_OUTCOMES)
         self._choices: dict[str, ReadingChoice] = {}
 
-    def may_begin(self, request_id: str) -> bool:
-        """Return whether a request may begin to be read: there are places, and nobody waits for them before it."""
-        held = min(SIDE_PLACES, self._places.most // 2)
-        return self._places.make_way(request_id, PLACES_HELD, held) and self._places.admit(request_id, 0)
+    @property
+    def under_way(self) -> bool:
+        """Whether anything is being read."""
+        return bool(self._under_way)
 
     def begin(self, request_id: str, plan: RequestPlan, ready: int, prompt: SidePrompt) -> None:
         """Begin to read a request that has its pages.
@@ -191,14 +177,9 @@ class QuestionReader:
         self._choices.pop(request_id, None)
         if request_id in self._under_way:
             self._under_way[request_id].abandoned = True
-        if not self._under_way:
-            self._places.leave(PLACES_HELD)
 
     def end(self, request_id: str, stands: bool) -> None:
-        """Note that the workers are done with a reading; where it does not stand, the request is computed.
-
-        The place in the batch that is held for the request stays its own.
-        """
+        """Note that the workers are done with a reading; where it does not stand, the request is computed."""
         state = self._under_way.pop(request_id, None)
         self._choices.pop(request_id, None)
         if state is not None and not state.abandoned:
@@ -213,8 +194,6 @@ class QuestionReader:
                 plan.decline(LOST)
             else:
                 plan.decline(f"computed in full: the two likeliest first tokens differed by {plan.margin:.2f} only")
-        if not self._under_way:
-            self._places.leave(PLACES_HELD)
 
     def unsure_share(self, prompt: Prompt) -> float:
         """Draw the share of the prompts under `auto` that are computed in full after they were read.
@@ -222,22 +201,6 @@ class QuestionReader:
         Any thread may ask.
         """
         return draw_unsure_share([not stands for stands in tuple(self._stood)[-LATEST:]], prompt)
-
-    def room(self, rows: int, most: int) -> tuple[int, int]:
-        """Return the rows and the places in the batch that readings have in a step; none where nothing is read.
-
-        Where a step has too few rows left, none of the requests that wait is let in before the next one: they would
-        take what the prompts that are being read wait for.
-
-        Args:
-            rows: that the step has left.
-            most: that a step may have.
-        """
-        if not self._under_way:
-            self.starving = False
-            return 0, 0
-        self.starving = rows < min(LEAST_ROWS, most // 4)
-        return rows, self._places.held(PLACES_HELD) + max(0, self._places.free)
 
 
 def reading_of(plan: LinkPlan, ready: int) -> Recomputation | None:

@@ -7,13 +7,13 @@ from typing import Protocol
 
 from torch import Tensor
 
-from emblema.errors import EmblemaError, LoadError
+from emblema.errors import LoadError
 from emblema.link.prompt import Rows
 from emblema.link.taken_rows import ModelGeometry
 from emblema.served.captures import ChunkCapture
 from emblema.served.staging import RowStager
 from emblema.vllm.pages import Pages
-from emblema.vllm.step_metadata import SidePrompt
+from emblema.vllm.step_metadata import SidePrompt, StepMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,24 @@ class SideRows(Protocol):
         """Take what the forward made, and return names of pictures whose encoder outputs are not needed any more."""
 
 
+class PromptLoads(SideRows, Protocol):
+    """Prompts whose requests wait until their rows are there, as for KV from elsewhere."""
+
+    def begin_step(self, step: StepMetadata, ended: Iterable[str]) -> None:
+        """Take what a step brings.
+
+        Args:
+            step: what the scheduler's side says.
+            ended: requests that have ended meanwhile.
+        """
+
+    def settle(self) -> None:
+        """Take what the forward made."""
+
+    def take_results(self) -> tuple[set[str], set[str]]:
+        """Return the requests that are done with since the last call, and those of them that are to be computed."""
+
+
 class StagedPrompts:
     """What prompts that are computed beside a step take: rows into their pages, and what the encoder made.
 
@@ -62,33 +80,28 @@ class StagedPrompts:
     def __init__(self, model: ModelGeometry, stager: RowStager, pages: Callable[[], Pages]) -> None:
         self._model, self._stager, self._pages = model, stager, pages
 
-    def take(self, name: str, prompt: SidePrompt, taken: tuple[Rows, ...], first: int = 0) -> dict[str, Tensor]:
-        """Write the rows that a prompt takes into its pages, and let go of what was staged.
+    def take(self, name: str, prompt: SidePrompt, taken: tuple[Rows, ...]) -> dict[str, Tensor]:
+        """Write the rows that a prompt takes into its pages.
 
         Args:
             name: by which it is staged.
             prompt: it.
             taken: the rows.
-            first: pictures that end before this row are not asked for.
 
         Returns:
-            What the encoder made of its pictures, by their names in the prompt.
+            What the encoder made of its pictures, by their names in the prompt, as far as it is staged.
 
         Raises:
-            EmblemaError: something of that is not there.
+            EmblemaError: the rows are not there.
         """
         staged = self._stager.get(name)
         if staged is None:
             raise LoadError(name, "its rows are not staged")
-        held = staged.encodings
-        encodings = {each.name: held[each.known_as] for each in prompt.features if each.known_as in held}
-        if any(each.name not in encodings for each in prompt.features if each.stop > first):
-            raise EmblemaError("what the encoder made of its pictures is not stored")
         if taken:
             pages = self._pages()
             staged.write(self._model, pages, pages.slots(prompt.blocks, staged.order.prompt.tokens), taken)
-        self._stager.drop(name)
-        return encodings
+        held = staged.encodings
+        return {each.name: held[each.known_as] for each in prompt.features if each.known_as in held}
 
     def drop(self, name: str) -> None:
         """Let go of what is staged under a name."""

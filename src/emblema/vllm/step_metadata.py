@@ -15,22 +15,6 @@ from emblema.served.staging import StagingOrder
 
 
 @dataclass(frozen=True, slots=True)
-class RowLoad:
-    """What a step does of a request whose rows are staged; see `StepRows`.
-
-    Attributes:
-        request_id: of vLLM.
-        taken, computed: rows to write before the forward, and rows to compute.
-        first: the step's first row; one that is taken before it was computed by the step before in its place.
-    """
-
-    request_id: str
-    taken: tuple[Rows, ...]
-    computed: tuple[Rows, ...]
-    first: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class PlacedFeature:
     """A picture or clip in a prompt, as the model's runner is given it.
 
@@ -111,6 +95,22 @@ class ReadingOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkOrder:
+    """A prompt that is linked: its request waits, with pages, and its rows are staged.
+
+    Attributes:
+        request_id: of vLLM.
+        prompt: the request's, on its pages; its pictures have names of their own.
+        taken, computed: rows to write first, and rows to compute, in order.
+    """
+
+    request_id: str
+    prompt: SidePrompt
+    taken: tuple[Rows, ...]
+    computed: tuple[Rows, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReadingChoice:
     """The rows that a reading computes again; None where a worker could not say what its question attends."""
 
@@ -143,11 +143,13 @@ class StepMetadata:
     Attributes:
         stagings: what to read ahead for requests that wait.
         dropped: requests whose staged rows are not wanted any more.
-        loads: rows to write before its forward.
+        links: prompts that are linked from this step on.
+        encodings: pictures that the scheduler has encoded in this step and that may be staged: by request, numbers and
+            vLLM's names.
         captures: chunks to prefill alone, in this step and those after it.
         side_rows, side_slots: rows, and places in the batch, that this step has for what no request asks for.
         readings, choices: readings that begin, and rows that others go on with.
-        reading_rows: rows that this step has for readings.
+        load_rows, load_slots: rows, and places in the batch, that this step has for prompts whose requests wait.
         patches: what to read after it.
         computes: whether it has any rows.
         pressed: whether requests come so densely that nothing is to be kept beside them.
@@ -155,13 +157,15 @@ class StepMetadata:
 
     stagings: tuple[StagingOrder, ...] = ()
     dropped: tuple[str, ...] = ()
-    loads: tuple[RowLoad, ...] = ()
+    links: tuple[LinkOrder, ...] = ()
+    encodings: Mapping[str, tuple[tuple[int, str], ...]] = field(default_factory=dict)
     captures: tuple[ChunkCapture, ...] = ()
     side_rows: int = 0
     side_slots: int = 0
     readings: tuple[ReadingOrder, ...] = ()
     choices: tuple[ReadingChoice, ...] = ()
-    reading_rows: int = 0
+    load_rows: int = 0
+    load_slots: int = 0
     patches: tuple[PatchCapture, ...] = ()
     computes: bool = True
     pressed: bool = False
@@ -176,7 +180,6 @@ class WorkerReport:
         unstaged: orders that a worker could not stage.
         lost: ids of chunks, and keys of artifacts, whose share a worker lacks.
         captured: by chunk, how many workers are done with its pages.
-        failed: requests whose rows could not be written; all workers computed them.
         questions: what questions attend, by request.
         margins: of readings that ended, by request, as one worker saw it: by how much the probabilities of the two
             likeliest first tokens differ.
@@ -186,7 +189,6 @@ class WorkerReport:
     unstaged: set[int] = field(default_factory=set)
     lost: set[str | ArtifactKey] = field(default_factory=set)
     captured: dict[str, int] = field(default_factory=dict)
-    failed: set[str] = field(default_factory=set)
     questions: dict[str, QuestionReport] = field(default_factory=dict)
     margins: dict[str, float] = field(default_factory=dict)
 
@@ -204,7 +206,6 @@ class WorkerReport:
             self.unstaged | other.unstaged,
             self.lost | other.lost,
             added(self.captured, other.captured),
-            self.failed | other.failed,
             _joined(self.questions, other.questions),
             other.margins | self.margins,
         )

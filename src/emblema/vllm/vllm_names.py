@@ -25,7 +25,6 @@ NAMES: tuple[NamesOf, ...] = (
     ),
     names_of("vllm.model_executor.layers.attention", "MLAAttention", "impl kv_cache kv_cache_dtype"),
     names_of("vllm.config.compilation", "CompilationConfig", "static_forward_context"),
-    names_of("vllm.config", "VllmConfig", "use_v2_model_runner"),
     names_of(
         "vllm.config", "ParallelConfig",
         "tensor_parallel_size pipeline_parallel_size data_parallel_size decode_context_parallel_size "
@@ -40,8 +39,7 @@ NAMES: tuple[NamesOf, ...] = (
     names_of(
         "vllm.v1.core.sched.output", "SchedulerOutput",
         "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens total_num_scheduled_tokens "
-        "scheduled_encoder_inputs free_encoder_mm_hashes finished_req_ids preempted_req_ids kv_cache_block_copies "
-        "kv_connector_metadata",
+        "scheduled_encoder_inputs free_encoder_mm_hashes finished_req_ids preempted_req_ids kv_connector_metadata",
         private=False,
     ),
     names_of(
@@ -52,7 +50,7 @@ NAMES: tuple[NamesOf, ...] = (
     ),
     names_of(
         "vllm.v1.core.sched.output", "CachedRequestData",
-        "req_ids resumed_req_ids new_token_ids new_block_ids num_computed_tokens num_output_tokens",
+        "req_ids num_computed_tokens",
         private=False,
     ),
     names_of("vllm.v1.worker.gpu_model_runner", "GPUModelRunner", "_dummy_run"),
