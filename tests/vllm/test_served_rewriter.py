@@ -107,7 +107,7 @@ def test_rows_between_taken_ones_are_computed_beside_a_step() -> None:
     rewriter = worker.rewriter([side])
     given = step({"b": 5}, [new("b", 5)])
     told = StepMetadata(links=(link("a"),), load_rows=100, load_slots=3)
-    side.begin_step(told, ())
+    side.begin_step(told)
     made = rewriter.rewrite(given, told)
     assert rows_of(made) == {"b": (0, 5), "a\0gap-1": (0, 2), "a\0gap-2": (10, 14)}
     assert staged.written == [("a", ((2, 10), (14, 20)))]
@@ -131,7 +131,7 @@ def test_a_prompt_is_linked_in_as_many_steps_as_it_takes() -> None:
         StepMetadata(load_rows=9, load_slots=2),
         StepMetadata(load_rows=9, load_slots=2),
     ):
-        side.begin_step(told, ())
+        side.begin_step(told)
         seen.append(
             [name.split("\0")[0] + str(rows) for name, rows in rows_of(rewriter.rewrite(step({}), told)).items()]
         )
@@ -145,11 +145,10 @@ def test_what_cannot_be_written_or_has_ended_is_said() -> None:
     worker, staged = Worker(), Staged(lost=["a"])
     side = links(staged, worker)
     told = StepMetadata(links=(link("a"), link("b"), replace(link("c"), computed=())))
-    side.begin_step(told, ())
+    side.begin_step(told)
     assert side.take_results() == ({"c"}, set()), "nothing of it is computed"
-    side.begin_step(StepMetadata(), ["b", "other"])
+    side.leave(["b", "other"])
     assert side.take_results() == ({"b"}, set())
-    side.begin_step(StepMetadata(), ())
     assert [run.start for run in side.runs(99, 9, ())] == [0, 10], "as on the other workers"
     side.settle()
     assert side.take_results() == ({"a"}, {"a"})
@@ -161,7 +160,7 @@ def test_pictures_of_computed_rows_are_encoded_once_unless_that_is_staged() -> N
     side = links(Staged(encodings=["p"]), worker)
     rewriter = worker.rewriter([side])
     told = StepMetadata(links=(replace(link("a", *shown), computed=((0, 4), (10, 12), (13, 14))),))
-    side.begin_step(told, ())
+    side.begin_step(told)
     first = rewriter.rewrite(step({}), StepMetadata(load_rows=7, load_slots=9))
     assert worker.handed == ["p"] and list(rows_of(first).values()) == [(0, 4), (10, 12), (13, 14)]
     assert first.scheduled_encoder_inputs == {"a\0gap-3": [1]}
@@ -176,7 +175,7 @@ def test_a_picture_is_encoded_again_where_the_cache_was_emptied() -> None:
     side = links(Staged(), worker)
     rewriter = worker.rewriter([side])
     order = replace(link("a", placed_feature(picture("p", 2, 8), "p")), computed=((0, 10),))
-    side.begin_step(StepMetadata(links=(order,)), ())
+    side.begin_step(StepMetadata(links=(order,)))
     encoded = []
     for _ in range(3):
         encoded += rewriter.rewrite(step({}), StepMetadata(load_rows=3, load_slots=1)).scheduled_encoder_inputs.values()

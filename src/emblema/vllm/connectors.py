@@ -41,9 +41,10 @@ from emblema.vllm.packed_rows import PackedForward
 from emblema.vllm.pages import Pages
 from emblema.vllm.planner import RequestPlanner
 from emblema.vllm.prompt_counts import LinkedCounters, LinkedStats, PromptCounts, StoreMeter, joined
+from emblema.vllm.prompt_loads import PromptLoads
 from emblema.vllm.question_runs import QuestionRuns
 from emblema.vllm.serving import WORKER
-from emblema.vllm.side_rows import CaptureRuns, PromptLoads, StagedPrompts
+from emblema.vllm.side_rows import CaptureRuns
 from emblema.vllm.start_costs import NEVER, StartCosts, measure_costs, placing
 from emblema.vllm.step_metadata import StepMetadata, WorkerReport
 from emblema.vllm.step_rewriter import StepRewriter
@@ -116,7 +117,7 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
         # A worker's side.
         self._rewriter: StepRewriter | None = None
         self._agree: Callable[[list[bool]], list[bool]] = list
-        self._loads: list[PromptLoads] = []
+        self._loads: list[PromptLoads[Any]] = []
         self._capture_runs = CaptureRuns()
         self._asleep = False
         self._question_runs: QuestionRuns | None = None
@@ -204,10 +205,9 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
         def readings(model: Any) -> QuestionRuns:
             packing = PackedForward(model, layers, lambda: worker.pages, self._config.cache_config.block_size)
             positions = attention.PromptPositions(model)
-            return QuestionRuns(worker.spec.device, staged, packing, positions, give_encoding)
+            return QuestionRuns(worker.spec.device, worker, worker.stager.drop, packing, positions, give_encoding)
 
-        staged = StagedPrompts(worker.spec, worker.stager, lambda: worker.pages)
-        self._loads.append(LinkRuns(staged, give_encoding, self._agree))
+        self._loads.append(LinkRuns(worker, give_encoding, self._agree))
         self._make_readings = readings
 
     def measure(self, forward: Callable[[int], object]) -> None:
@@ -249,7 +249,8 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
             self._question_runs = self._make_readings(model())
             self._loads.append(self._question_runs)
         for load in self._loads:
-            load.begin_step(step, internals.ScheduledStep.of(output).ended)
+            load.begin_step(step)
+            load.leave(internals.ScheduledStep.of(output).ended)
         yield self._rewriter.rewrite(output, step)
 
     def give_up_captures(self, asleep: bool) -> None:

@@ -9,9 +9,10 @@ from functools import partial
 
 from torch import Tensor
 
+from emblema.errors import LoadError
 from emblema.kv.device_copies import HostCopier
 from emblema.kv.layout import LayerRows
-from emblema.link.prompt import Segment
+from emblema.link.prompt import Rows, Segment
 from emblema.served.captures import ChunkCapture
 from emblema.served.keeping import PieceKeeper
 from emblema.served.model_spec import ModelSpec
@@ -19,7 +20,7 @@ from emblema.served.shards import ShardStore
 from emblema.served.staging import RowStager, StagingOrder
 from emblema.served.work_thread import log_failure
 from emblema.vllm.pages import Pages
-from emblema.vllm.step_metadata import StepMetadata, WorkerReport
+from emblema.vllm.step_metadata import SidePrompt, StepMetadata, WorkerReport
 
 _log = logging.getLogger(__name__)
 IDLE_SECONDS, BURST_SECONDS = 0.05, 0.2
@@ -113,6 +114,17 @@ class KVWorker:
     def give_up(self, captures: Iterable[ChunkCapture]) -> None:
         """Report chunks as done with whose rows are not made."""
         self._report.captured.update({capture.chunk.id: 1 for capture in captures})
+
+    def take(self, name: str, prompt: SidePrompt, taken: tuple[Rows, ...]) -> dict[str, Tensor]:
+        """Write the rows that a prompt takes into its pages; see `StagedPrompts`."""
+        staged = self.stager.get(name)
+        if staged is None:
+            raise LoadError(name, "its rows are not staged")
+        if taken:
+            slots = self.pages.slots(prompt.blocks, staged.order.prompt.tokens)
+            staged.write(self._spec, self.pages, slots, taken)
+        held = staged.encodings
+        return {each.name: held[each.known_as] for each in prompt.features if each.known_as in held}
 
     def encodings(self, request_id: str) -> Mapping[str, Tensor]:
         """Return what is staged of what the encoder made, by vLLM's names of the request's pictures.

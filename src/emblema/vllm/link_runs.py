@@ -6,19 +6,16 @@ a virtual request: same prompt, same pages, and as many computed rows as come be
 whole batch's rows before attention reads pages, so all rows attend all rows before them.
 """
 
-import logging
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from emblema.errors import EmblemaError
 from emblema.link.prompt import Rows
-from emblema.vllm.side_rows import SideRun, StagedPrompts
+from emblema.vllm.prompt_loads import HandOver, PromptLoads, StagedPrompts
+from emblema.vllm.side_rows import SideRun
 from emblema.vllm.step_metadata import LinkOrder, StepMetadata
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -40,47 +37,30 @@ class LinkedPrompt:
     lost: bool = False
 
 
-class LinkRuns:
-    """The linked prompts of one worker, as `PromptLoads`.
+class LinkRuns(PromptLoads[LinkedPrompt]):
+    """The linked prompts of one worker.
 
     Args:
-        staged: has the rows that they take.
-        hand_over: gives an encoder output to the runner before this step's forward; None where nothing takes it.
+        staged, hand_over: see `PromptLoads`.
         agree: returns which of some facts are so on all workers.
     """
 
     def __init__(
-        self,
-        staged: StagedPrompts,
-        hand_over: Callable[[str, Tensor], None] | None,
-        agree: Callable[[list[bool]], list[bool]],
+        self, staged: StagedPrompts, hand_over: HandOver | None, agree: Callable[[list[bool]], list[bool]]
     ) -> None:
-        self._staged, self._hand_over, self._agree = staged, hand_over, agree
-        self._under_way: dict[str, LinkedPrompt] = {}
-        self._count = 0
-        self._finished: set[str] = set()
-        self._failed: set[str] = set()
-        self._unneeded: set[str] = set()
+        super().__init__(staged, hand_over)
+        self._agree = agree
 
-    def begin_step(self, step: StepMetadata, ended: Iterable[str]) -> None:
+    def begin_step(self, step: StepMetadata) -> None:
         for order in step.links:
             linked = self._under_way[order.request_id] = LinkedPrompt(order, list(order.computed))
-            self._write(linked)
-        for name in ended:
-            if name in self._under_way:
-                # Its pages are kept until this is said.
-                self._end(self._under_way[name])
+            self._guarded(linked, self._write)
 
     @torch.inference_mode()
     def _write(self, linked: LinkedPrompt) -> None:
-        """Write the rows that a prompt takes; what fails is a loss, and the request is computed."""
+        """Write the rows that a prompt takes."""
         order = linked.order
-        try:
-            linked.encodings = self._staged.take(order.request_id, order.prompt, order.taken)
-        except Exception as error:
-            linked.lost = True
-            expected = isinstance(error, EmblemaError)
-            _log.warning("emblema: a prompt is computed plainly: %s", error, exc_info=not expected)
+        linked.encodings = self._staged.take(order.request_id, order.prompt, order.taken)
 
     def runs(self, rows: int, slots: int, encoded: Container[str]) -> Sequence[SideRun]:
         made: list[SideRun] = []
@@ -119,24 +99,13 @@ class LinkRuns:
     def settle(self) -> None:
         for linked in list(self._under_way.values()):
             if not linked.left:
-                self._end(linked)
+                self._end(linked, failed=linked.lost)
 
-    def _end(self, linked: LinkedPrompt) -> None:
-        name = linked.order.request_id
-        del self._under_way[name]
-        self._unneeded |= linked.encoded
-        self._finished.add(name)
-        if linked.lost:
-            self._failed.add(name)
-
-    def finish_step(self) -> Iterable[str]:
-        """Return the names of pictures whose encoder outputs no prompt needs any more."""
-        unneeded, self._unneeded = self._unneeded, set()
-        return unneeded
+    def _end(self, made: LinkedPrompt, failed: bool) -> None:
+        super()._end(made, failed)
+        self._unneeded |= made.encoded
 
     def take_results(self) -> tuple[set[str], set[str]]:
         # A step without rows has no forward; a prompt of which nothing is computed is ready all the same.
         self.settle()
-        finished, failed = self._finished, self._failed
-        self._finished, self._failed = set(), set()
-        return finished, failed
+        return super().take_results()

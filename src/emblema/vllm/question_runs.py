@@ -6,8 +6,7 @@ KV is there, or that it could not be had. All workers of a model add the same ro
 depends on what the scheduler's side says alone. An error of one worker is a loss that it reports.
 """
 
-import logging
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,11 +16,10 @@ from emblema.errors import EmblemaError
 from emblema.link.second_pass import margin_of, spanned_rows
 from emblema.vllm.attention import PromptPositions
 from emblema.vllm.packed_rows import NotedQuestion, PackedForward, PackedRows, packed_prompt
+from emblema.vllm.prompt_loads import HandOver, PromptLoads, StagedPrompts
 from emblema.vllm.readings import QueryReading, ReadingPhase
-from emblema.vllm.side_rows import SideRun, StagedPrompts
+from emblema.vllm.side_rows import SideRun
 from emblema.vllm.step_metadata import QuestionReport, ReadingOrder, StepMetadata
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -49,43 +47,39 @@ class Reading:
     lost: bool = False
 
 
-class QuestionRuns:
-    """The readings of one worker, as `SideRows`.
+class QuestionRuns(PromptLoads[Reading]):
+    """The readings of one worker.
 
     Args:
         device: of the pages.
-        staged: has the rows that readings take.
+        staged, hand_over: see `PromptLoads`; nothing is staged of a reading once it has begun.
+        drop: lets go of what is staged for a request.
         packing: has its model compute packed rows.
         positions: of prompts.
-        hand_over: gives an encoder output to the runner before this step's forward; None where nothing takes it.
     """
 
     def __init__(
         self,
         device: torch.device,
         staged: StagedPrompts,
+        drop: Callable[[str], None],
         packing: PackedForward,
         positions: PromptPositions,
-        hand_over: Callable[[str, Tensor], None] | None,
+        hand_over: HandOver | None,
     ) -> None:
-        self._device, self._staged = device, staged
-        self._packing, self._positions, self._hand_over = packing, positions, hand_over
-        self._under_way: dict[str, Reading] = {}
-        self._count = 0
-        self._finished: set[str] = set()
-        self._failed: set[str] = set()
-        self._unneeded: set[str] = set()
+        super().__init__(staged, hand_over)
+        self._device, self._drop, self._packing, self._positions = device, drop, packing, positions
         self._questions: dict[str, QuestionReport] = {}
         self._margins: dict[str, float] = {}
 
-    def begin_step(self, step: StepMetadata, ended: Iterable[str]) -> None:
-        """Take new readings, and rows that were chosen."""
+    def begin_step(self, step: StepMetadata) -> None:
         for order in step.readings:
             state = QueryReading(order.texts, order.question)
             noted = NotedQuestion(order.question, self._packing.layers, self._device)
             first = min(start for start, _ in (*order.taken, *order.texts, order.question))
             reading = self._under_way[order.request_id] = Reading(order, state, noted, first)
             self._guarded(reading, self._place)
+            self._drop(order.request_id)
         for choice in step.choices:
             found = self._under_way.get(choice.request_id)
             if found is None:
@@ -94,10 +88,6 @@ class QuestionRuns:
                 self._end(found, failed=True)
             else:
                 found.state.choose(choice.runs)
-        for name in ended:
-            if name in self._under_way:
-                # Its pages are kept until this is said.
-                self._end(self._under_way[name], failed=False)
 
     @torch.inference_mode()
     def _place(self, reading: Reading) -> None:
@@ -108,7 +98,6 @@ class QuestionRuns:
         if self._hand_over is None:
             raise EmblemaError("nothing takes what the encoder made of its pictures")
         reading.encodings = self._staged.take(order.request_id, order.prompt, order.taken)
-        self._staged.drop(order.request_id)
         # vLLM's prefix cache has the rows of what ends before.
         shown = (each for each in order.prompt.features if each.stop > reading.first)
         if any(each.name not in reading.encodings for each in shown):
@@ -175,33 +164,6 @@ class QuestionRuns:
         margin = margin_of(logits)
         self._margins[reading.order.request_id] = margin
         reading.lost |= margin < reading.order.least_margin
-
-    def _guarded(self, reading: Reading, work: Callable[[Reading], None]) -> None:
-        """Do a part of a reading; what fails is a loss, and the request is computed plainly."""
-        try:
-            work(reading)
-        except Exception as error:
-            reading.lost = True
-            expected = isinstance(error, EmblemaError)
-            _log.warning("emblema: a prompt is computed plainly: %s", error, exc_info=not expected)
-
-    def _end(self, reading: Reading, failed: bool) -> None:
-        name = reading.order.request_id
-        del self._under_way[name]
-        self._staged.drop(name)
-        self._finished.add(name)
-        if failed:
-            self._failed.add(name)
-
-    def finish_step(self) -> Iterable[str]:
-        """Return the names of pictures whose encoder outputs no reading needs any more."""
-        unneeded, self._unneeded = self._unneeded, set()
-        return unneeded
-
-    def take_results(self) -> tuple[set[str], set[str]]:
-        finished, failed = self._finished, self._failed
-        self._finished, self._failed = set(), set()
-        return finished, failed
 
     def take_reports(self) -> tuple[dict[str, QuestionReport], dict[str, float]]:
         """Return what questions attend, and the margins of answers, since the last call."""

@@ -1,19 +1,12 @@
 """Rows that a worker computes beside those that vLLM scheduled: virtual requests on pages of their own."""
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
-from emblema.errors import LoadError
-from emblema.link.prompt import Rows
-from emblema.link.taken_rows import ModelGeometry
 from emblema.served.captures import ChunkCapture
-from emblema.served.staging import RowStager
-from emblema.vllm.pages import Pages
-from emblema.vllm.step_metadata import SidePrompt, StepMetadata
+from emblema.vllm.step_metadata import SidePrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,64 +41,6 @@ class SideRows(Protocol):
 
     def finish_step(self) -> Iterable[str]:
         """Take what the forward made, and return names of pictures whose encoder outputs are not needed any more."""
-
-
-class PromptLoads(SideRows, Protocol):
-    """Prompts whose requests wait until their rows are there, as for KV from elsewhere."""
-
-    def begin_step(self, step: StepMetadata, ended: Iterable[str]) -> None:
-        """Take what a step brings.
-
-        Args:
-            step: what the scheduler's side says.
-            ended: requests that have ended meanwhile.
-        """
-
-    def settle(self) -> None:
-        """Take what the forward made."""
-
-    def take_results(self) -> tuple[set[str], set[str]]:
-        """Return the requests that are done with since the last call, and those of them that are to be computed."""
-
-
-class StagedPrompts:
-    """What prompts that are computed beside a step take: rows into their pages, and what the encoder made.
-
-    Args:
-        model: how the worker keeps rows.
-        stager: has what they take.
-        pages: of the worker.
-    """
-
-    def __init__(self, model: ModelGeometry, stager: RowStager, pages: Callable[[], Pages]) -> None:
-        self._model, self._stager, self._pages = model, stager, pages
-
-    def take(self, name: str, prompt: SidePrompt, taken: tuple[Rows, ...]) -> dict[str, Tensor]:
-        """Write the rows that a prompt takes into its pages.
-
-        Args:
-            name: by which it is staged.
-            prompt: it.
-            taken: the rows.
-
-        Returns:
-            What the encoder made of its pictures, by their names in the prompt, as far as it is staged.
-
-        Raises:
-            EmblemaError: the rows are not there.
-        """
-        staged = self._stager.get(name)
-        if staged is None:
-            raise LoadError(name, "its rows are not staged")
-        if taken:
-            pages = self._pages()
-            staged.write(self._model, pages, pages.slots(prompt.blocks, staged.order.prompt.tokens), taken)
-        held = staged.encodings
-        return {each.name: held[each.known_as] for each in prompt.features if each.known_as in held}
-
-    def drop(self, name: str) -> None:
-        """Let go of what is staged under a name."""
-        self._stager.drop(name)
 
 
 class CaptureRuns:

@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from emblema.vllm.internals import ScheduledStep, virtual_request, with_side_rows
-from emblema.vllm.side_rows import PromptLoads, SideRows, SideRun
+from emblema.vllm.prompt_loads import PromptLoads
+from emblema.vllm.side_rows import SideRows, SideRun
 from emblema.vllm.step_metadata import StepMetadata
 
 
@@ -29,7 +30,7 @@ class StepRewriter:
         self,
         encodings: Callable[[str], Mapping[str, Tensor]],
         hand_over: Callable[[str, Tensor], None] | None,
-        loads: Sequence[PromptLoads] = (),
+        loads: Sequence[PromptLoads[Any]] = (),
         side: Sequence[SideRows] = (),
         agree: Callable[[list[bool]], list[bool]] = list,
     ) -> None:
