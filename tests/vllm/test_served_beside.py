@@ -82,12 +82,12 @@ def test_the_other_gives_exact_rows_alone(bench, subject, engine, tmp_path) -> N
     assert error(again, wanted(engine, given, "full")) <= TOLERANCE
 
 
-def test_rows_are_linked_after_those_that_the_other_gives(bench, subject, engine, tmp_path) -> None:
+def test_a_linked_prompt_takes_nothing_of_the_other(bench, subject, engine, tmp_path) -> None:
+    """vLLM takes a prompt's rows from one connector: two pages of text that the other has are computed."""
     served = bench.serve(subject.folder, None, subject.vocabulary, **beside_options(tmp_path, OFFLOADING))
     given = subject.prompt(3, seed=84, lead=70)
     learn(served, given)
     again = given.only(1, 2, 0)
     answer = served.ask(again.token_ids, again.pictures, {"strategy": "blind"})
-    linked = answer.report["linked_tokens"]
-    assert linked > 0 and answer.cached == linked + 64, "two pages of text are the other's"
+    assert answer.report["linked_tokens"] == answer.cached > 0
     assert error(answer, wanted(engine, again, "blind")) <= TOLERANCE
