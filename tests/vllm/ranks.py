@@ -39,9 +39,12 @@ def lose(worker: Any, chunks: list[str], rank: int) -> int:
 def forget_encodings(worker: Any, rank: int) -> None:
     """Have one rank find no encoder output in what it staged; a negative rank has all find theirs again."""
     own = own_worker()
-    own.__dict__.pop("encodings", None)
+    for name in ("encodings", "take"):
+        own.__dict__.pop(name, None)
     if own.store.rank == rank:
+        take = own.take
         own.encodings = lambda request_id: {}
+        own.take = lambda *given: take(*given) and {}
 
 
 def fail_writes(worker: Any, rank: int) -> None:
