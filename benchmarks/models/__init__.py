@@ -8,9 +8,9 @@ from pathlib import Path
 from emblema.errors import EmblemaError
 from emblema.models.names import BUNDLED, bundled_folder
 
-NAMES = (*BUNDLED, "reference-deepstack", "reference-mla")
-"""M-RoPE and its training on streams; deepstack and shared heads; latents and experts."""
-ON_DEMAND = ("reference-mha", "reference-hybrid")
+NAMES = (*BUNDLED, "reference-deepstack", "reference-mla", "reference-hybrid")
+"""M-RoPE and its training on streams; deepstack and shared heads; latents and experts; states in most layers."""
+ON_DEMAND = ("reference-mha",)
 """Models whose weights are trained when they are wanted: their folders hold all but those."""
 
 

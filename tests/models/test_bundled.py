@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers.cache_utils import Cache
 
 from benchmarks.models import NAMES, model_folder, model_source
 from benchmarks.tasks import generate
@@ -19,11 +20,14 @@ from tests.families import typed
 from training.streams.measure import measured
 
 FAMILIES = {"reference": "Qwen2.5-VL", "reference-deepstack": "Qwen3-VL"}
-FAMILIES |= {"reference-mla": "Kimi K2.5", "reference-stream": "Qwen2.5-VL"}
+FAMILIES |= {"reference-mla": "Kimi K2.5", "reference-stream": "Qwen2.5-VL", "reference-hybrid": "Qwen3.5"}
 STREAM = "reference-stream"
 LIMIT = 5 * 10**6
 
-bundled = pytest.mark.parametrize("name", NAMES)
+STATES = pytest.mark.skipif(not hasattr(Cache, "get_recurrent_state"), reason="states need transformers 5.23")
+HYBRID = pytest.param("reference-hybrid", marks=STATES)
+
+bundled = pytest.mark.parametrize("name", [HYBRID if name == "reference-hybrid" else name for name in NAMES])
 
 
 @cache
@@ -71,13 +75,28 @@ def test_the_family_and_its_check(name: str) -> None:
     assert one.selfcheck.passed
 
 
+@STATES
+def test_every_model_splits_text_alike() -> None:
+    """The hybrid too, for whose type transformers would take another tokenizer than its file says."""
+    text = "<|im_start|>user\nOn which land does the moon stand ? 12 xyzzy<|im_end|>"
+    tokenizers = [engine(name).template.tokenizer for name in NAMES if name != "reference-mla"]
+    assert len({tuple(tokenizer(text)["input_ids"]) for tokenizer in tokenizers}) == 1
+    assert "<unk>" in tokenizers[0].convert_ids_to_tokens(tokenizers[0](text)["input_ids"])
+
+
 def test_what_each_cache_holds() -> None:
-    configs = {name: engine(name).adapter.model.config for name in NAMES}
+    configs = {name: engine(name).adapter.model.config for name in ("reference-deepstack", "reference-mla")}
     stacked, latent = (configs[f"reference-{name}"] for name in ("deepstack", "mla"))
     assert stacked.text_config.num_attention_heads == 2 * stacked.text_config.num_key_value_heads
     assert stacked.vision_config.deepstack_visual_indexes == [0, 1]
     assert latent.text_config.kv_lora_rank == 128
     assert latent.text_config.n_routed_experts == 4
+
+
+@STATES
+def test_three_layers_of_four_of_the_hybrid_keep_a_state() -> None:
+    kinds = [layout.kind for layout in engine("reference-hybrid").adapter.layouts]
+    assert kinds == [*["linear"] * 3, "heads"] * 2
 
 
 @bundled
@@ -101,7 +120,7 @@ def test_every_row_computed_is_the_stock_forward(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NAMES if name != STREAM])
+@pytest.mark.parametrize("name", ["reference", "reference-deepstack", "reference-mla", HYBRID])
 @pytest.mark.parametrize("kind", ["colour", "land"])
 def test_questions_are_answered_with_words(name: str, kind: str) -> None:
     right, asked = answered(engine(name), kind)
