@@ -64,8 +64,9 @@ def test_a_server_that_fits() -> None:
     {"cache_config__cache_dtype": "fp8_e4m3"},
     {"cache_config__cache_dtype": "fp8_e5m2"},
     {"groups": [SimpleNamespace(kv_cache_spec=MLAAttentionSpec())]},
+    {"quant_config": object()},
 ])  # fmt: skip
-def test_pages_of_8_bits_and_latents_fit(changes: dict[str, Any]) -> None:
+def test_pages_of_8_bits_latents_and_quantised_weights_fit(changes: dict[str, Any]) -> None:
     assert internals.unfit(*server(**changes)) is None
 
 
@@ -80,7 +81,6 @@ def test_pages_of_8_bits_and_latents_fit(changes: dict[str, Any]) -> None:
         ({"cache_config__cache_dtype": "fp8_ds_mla"}, "quantised"),
         ({"cache_config__cache_dtype": "fp8", "groups": [SimpleNamespace(kv_cache_spec=MLAAttentionSpec())]},
          "latents are quantised"),
-        ({"quant_config": object()}, "quantised"),
         ({"groups": [SimpleNamespace(kv_cache_spec=FullAttentionSpec())] * 2}, "several kinds"),
         ({"groups": [SimpleNamespace(kv_cache_spec=SlidingWindowSpec())]}, "SlidingWindowSpec"),
         ({"model_config__multimodal_config__video_pruning_rate": 0.5}, "video_pruning_rate"),
@@ -126,6 +126,20 @@ def test_connectors_that_fit(beside: tuple[str, ...]) -> None:
 
     check_transfer(transfer("EmblemaConnector", *beside))
     check_transfer(transfer("EmblemaConnector", inside=False))
+
+
+def test_what_weights_are_quantised_by_is_part_of_a_models_name() -> None:
+    """FP8 and others may be made of plain files while they are loaded, which the files do not tell."""
+    config, _ = server()
+    config.load_config = SimpleNamespace(load_format="auto")
+    ways: list[tuple[str | None, Any]] = [(None, None), ("fp8", None), ("awq", None), ("gptq", None)]
+    ways += [("compressed-tensors", None), ("fp8", {"linear": "fp8_per_block"}), ("fp8", {"linear": "mxfp8"})]
+    told = set()
+    for kind, details in ways:
+        config.model_config.quantization, config.model_config.quantization_config = kind, details
+        config.model_config.seed = 0
+        told.add(internals.loading(config))
+    assert len(told) == len(ways)
 
 
 def test_engines_of_a_model_with_experts_step_together() -> None:

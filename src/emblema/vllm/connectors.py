@@ -478,13 +478,8 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
 def _model_spec(config: Any, device: str | None) -> ModelSpec:
     model, parallel = config.model_config, config.parallel_config
     folder = checkpoint_folder(model.model, model.revision)
-    extra = f"{config.load_config.load_format} {model.quantization} seed {model.seed}"
-    if (kind := internals.page_kind(config)) != model.dtype:
-        extra += f" pages {kind}"
     shards = int(parallel.tensor_parallel_size)
-    if shards > 1:
-        extra += f" tensor parallel {shards}"
-    fingerprint = files_fingerprint(folder, model.hf_config, extra)
+    fingerprint = files_fingerprint(folder, model.hf_config, internals.loading(config))
     place = torch.device(device or config.device_config.device or "cpu")
     heads = model.get_num_kv_heads(parallel)
     anchor = anchor_of(folder, model.hf_config)

@@ -150,6 +150,18 @@ def page_kind(config: Any) -> torch.dtype:
     raise EmblemaError(f"its pages are quantised ({named})")
 
 
+def loading(config: Any) -> str:
+    """Return all that decides, beside a checkpoint's files and configuration, what rows a server makes."""
+    model, shards = config.model_config, int(config.parallel_config.tensor_parallel_size)
+    told = f"{config.load_config.load_format} {model.quantization} seed {model.seed}"
+    if model.quantization_config is not None:
+        # Weights may be quantised while they are loaded.
+        told += f" by {model.quantization_config}"
+    if (kind := page_kind(config)) != model.dtype:
+        told += f" pages {kind}"
+    return told + (f" tensor parallel {shards}" if shards > 1 else "")
+
+
 class TensorRanks:
     """The workers that share a model's heads, seen from one of them; made in its process.
 
@@ -433,8 +445,6 @@ def unfit(config: Any, kv_cache_config: Any) -> str | None:
         return str(error)
     if coded and kind == "MLAAttentionSpec":
         return f"its latents are quantised ({config.cache_config.cache_dtype}), which has not been tried"
-    if config.quant_config is not None:
-        return "the weights are quantised; such a model has not been tried"
     media = config.model_config.multimodal_config
     if media is not None and media.video_pruning_rate:
         return "tokens of videos are left out (video_pruning_rate)"

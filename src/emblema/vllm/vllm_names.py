@@ -32,7 +32,7 @@ NAMES: tuple[NamesOf, ...] = (
         "prefill_context_parallel_size",
     ),
     names_of("vllm.config", "MultiModalConfig", "video_pruning_rate"),
-    names_of("vllm.config", "ModelConfig", "is_mm_prefix_lm"),
+    names_of("vllm.config", "ModelConfig", "is_mm_prefix_lm quantization quantization_config"),
     names_of("vllm.forward_context", "ForwardContext", "attn_metadata slot_mapping"),
     names_of("vllm.distributed.parallel_state", "GroupCoordinator", "cpu_group rank_in_group"),
     names_of("vllm.multimodal.inputs", "MultiModalFeatureSpec", "data modality identifier mm_position", private=False),
