@@ -54,18 +54,19 @@ def test_nothing_imports_vllm_unless_the_plugin_is_used() -> None:
     ],
 )
 def test_another_vllm_is_refused_in_one_line_though_its_modules_have_moved(tmp_path: Path, part: str) -> None:
-    (tmp_path / "vllm.py").write_text("__version__ = '0.33.1'")
+    (tmp_path / "vllm.py").write_text("__version__ = '0.34.1'")
     code = f"from emblema.vllm.plugin import register; register(); import emblema.vllm; emblema.vllm.{part}"
     path = os.pathsep.join((str(tmp_path), *sys.path))
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=120
     )
     last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode and last.startswith("emblema.errors.EmblemaError: This is vLLM 0.33.1"), done.stderr
+    assert done.returncode and last.startswith("emblema.errors.EmblemaError: This is vLLM 0.34.1"), done.stderr
 
 
 def test_the_tested_vllm_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    for found, taken in (("0.32.0", True), ("0.32.1+cpu", True), ("0.320.0", False), ("0.31.9", False)):
+    known = (("0.32.0", True), ("0.32.1+cpu", True), ("0.33.0", True))
+    for found, taken in (*known, ("0.320.0", False), ("0.31.9", False), ("0.34.0", False)):
         monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=found))
         with nullcontext() if taken else pytest.raises(EmblemaError, match=re.escape(found)):
             check_version()

@@ -29,7 +29,7 @@ def vllm_serve(
     dry_run: DryRun = False,
     plain: Plain = False,
 ) -> None:
-    """Serve a model with vLLM 0.32's own OpenAI server, chunks linked anywhere in a prompt.
+    """Serve a model with vLLM's own OpenAI server, chunks linked anywhere in a prompt.
 
     Files and keys are those of `emblema serve`. Options that are not these go to vLLM as they are, such as --port 8000
     --dtype float32.

@@ -1,4 +1,4 @@
-"""The fields of vLLM's requests, scheduled steps and configuration, as they are in 0.32: no other file reads them.
+"""The fields of vLLM's requests, scheduled steps and configuration: no other file reads them.
 
 What reads its attention and its model's forward is in `attention`. Its interfaces' methods are overridden in
 `connectors`, `encoder_connector` and `worker`. `vllm_names` says whether the installed vLLM has all of them.

