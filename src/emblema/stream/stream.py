@@ -481,12 +481,14 @@ class Stream:
 
 
 def _refuse_unreadable(adapter: Adapter) -> None:
-    """Refuse markers that are media, and layers on several devices, with a window, or of latents never expanded."""
+    """Refuse markers that are media, and layers on several devices, with a window or a state, or of bare latents."""
     if adapter.sharded:
         raise UnsupportedModelError("the layers are on several devices: load the model on one for streams")
     if len(adapter.kind.media_tokens(adapter.model.config, "image")) > 1:
         raise UnsupportedModelError(f"{adapter.family}'s markers of pictures are media tokens: no stream writes them")
     for name, layer, layout in zip(adapter.names, adapter.layers, adapter.layouts, strict=True):
+        if layout.kind == "linear":
+            raise UnsupportedModelError(f"{name} keeps a state, which no frame can leave: no stream can use it")
         if (rows := layout.taps or layout.window) is not None:
             raise UnsupportedModelError(f"{name} sees its last {rows} rows only: it cannot read a memory")
         if layout.kind == "latent" and not any(hasattr(part, "expand_kv") for part in layer.modules()):
