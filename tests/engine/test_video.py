@@ -1,5 +1,6 @@
 """Video through the engine: segments are chunks; only those that say when they happen are bound to their time."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -40,6 +41,8 @@ def test_a_segment_is_bound_to_its_time_only_if_it_says_it(name: str, distinct: 
 @pytest.mark.parametrize("name", VIDEO)
 def test_segments_link_like_pictures(name: str, still: Path) -> None:
     own = Engine(engine(name).adapter.model, engine(name).processor)
+    # No patch corrects a map of a state: only rows give the full prefill back.
+    own.adapter.layouts = tuple(replace(layout, mapped_from=None) for layout in own.adapter.layouts)
     clip = own.add(still, fps=1, frames_per_segment=4)
     assert isinstance(clip, Clip) and len(clip) == 2
     prompt = [words(3).tolist(), clip, words(4, 1).tolist()]
