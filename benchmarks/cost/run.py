@@ -16,7 +16,7 @@ from emblema.eval.figures import environment
 
 
 def command_of(options: RunOptions) -> str:
-    """Return the command that measures what the options say, all stages."""
+    """Return the command that measures what the options say."""
     words = [f"--shape {options.shape}", f"--device {options.device}", f"--seed {options.seed}"]
     extent, usual = options.extent, StageSizes()
     if extent == QUICK:
@@ -25,6 +25,7 @@ def command_of(options: RunOptions) -> str:
         words += [f"--most {extent.most}"] if extent.most != usual.most else []
         words += [f"--rounds {extent.pace.rounds}"] if extent.pace.rounds != usual.pace.rounds else []
         words += [f"--seconds {extent.pace.seconds:g}"] if extent.pace.seconds != usual.pace.seconds else []
+    words += [f"--only {','.join(options.stages)}"] if options.stages != tuple(CostRun.stages) else []
     return " ".join(["python -m benchmarks cost", *words])
 
 

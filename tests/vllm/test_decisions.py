@@ -75,7 +75,7 @@ def server(draws: random.Random, store: Store) -> RequestPlanner:
         spec, store, "auto", draws.random() < 0.9, 2048, 8, 1, draws.random() < 0.5, None, second_pass, policy
     )
     made.least_rows = least_rows
-    made.readings._stood.extend(draws.random() < 0.9 for _ in range(draws.choice((0, 20))))
+    made.readings._outcomes.extend(draws.random() < 0.9 for _ in range(draws.choice((0, 20))))
     return made
 
 

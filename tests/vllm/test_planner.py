@@ -128,7 +128,7 @@ def test_the_workers_are_told_what_to_take_and_the_reply_what_was_linked(planner
     link = linked(planner, "1")
     assert (link.taken, link.computed) == (((2, 302), (303, 603)), ((0, 2), (302, 303)))
     assert link.prompt is not None and told(planner).links == ()
-    planner.end_load("1", stands=True)
+    planner.end_load("1", succeeded=True)
     assert planner.take_counts() == LinkCounts(600, 600 * ROW_BYTES) and planner.take_counts() == LinkCounts()
     told(planner, {"1": (603, 1)})
     after = told(planner, {"1": (604, 1)})
@@ -224,7 +224,7 @@ def test_a_preempted_request_is_staged_again_and_counts_from_the_start(planner: 
     for _ in range(2):
         stage(planner, "1")
         assert linked(planner, "1").taken and plan.linked == 600
-    planner.end_load("1", stands=False)
+    planner.end_load("1", succeeded=False)
     assert plan.cached.spans == () and plan.linked == 0 and "could not be loaded" in str(plan.remark)
     assert planner.awaited_rows("1", 0) == 0 and planner.admit("1", 0)
     assert planner.take_counts() == LinkCounts()
@@ -243,7 +243,7 @@ def test_others_wait_while_a_step_has_too_little_room_for_a_prompt_that_waits(
     planner.finish("1")
     planner.load_room(0, 0)
     assert planner.starving, "its pages are its own until the workers are done with them"
-    planner.end_load("1", stands=True)
+    planner.end_load("1", succeeded=True)
     assert planner.load_room(0, 0) == (0, 0) and not planner.starving
 
 

@@ -68,21 +68,21 @@ def test_one_worker_that_saw_nothing_ends_a_reading() -> None:
     reader.note(report.joined(WorkerReport(questions={"1": QuestionReport(1, None)})))
     ((choice,),) = reader.take()[1:]
     assert choice.runs is None
-    reader.end("1", stands=False)
+    reader.end("1", succeeded=False)
     assert plan.remark == LOST and not plan.reads(0) and plan.margin is None
 
 
-@pytest.mark.parametrize("stands", [True, False])
-def test_what_came_of_it_is_in_the_plan(stands: bool) -> None:
+@pytest.mark.parametrize("succeeded", [True, False])
+def test_what_came_of_it_is_in_the_plan(succeeded: bool) -> None:
     reader, plan = QuestionReader(1), read_plan()
     reader.begin("1", plan, 0, PROMPT)
     reader.note(WorkerReport(questions={"1": QuestionReport(1, seen(5))}))
     reader.take()
     reader.note(WorkerReport(margins={"1": 0.25}))
-    reader.end("1", stands)
+    reader.end("1", succeeded)
     assert plan.margin == 0.25
-    assert (plan.linked, plan.reads(0)) == ((596, True) if stands else (0, False))
-    assert (plan.remark is None) == stands
+    assert (plan.linked, plan.reads(0)) == ((596, True) if succeeded else (0, False))
+    assert (plan.remark is None) == succeeded
 
 
 def test_a_request_that_has_ended_is_not_spoken_of() -> None:
@@ -92,7 +92,7 @@ def test_a_request_that_has_ended_is_not_spoken_of() -> None:
     reader.abandon("1")
     reader.note(WorkerReport(questions={"1": QuestionReport(1, seen(5))}))
     assert reader.take() == ((), ()) and reader.under_way
-    reader.end("1", stands=False)
+    reader.end("1", succeeded=False)
     assert plan.remark is None and not reader.under_way
 
 

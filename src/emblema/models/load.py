@@ -169,7 +169,7 @@ def load_processor(source: str) -> Any:
         return load_parts(source)
     if not hasattr(processor, "tokenizer"):
         return load_parts(source)
-    processor.tokenizer = _own_tokenizer(source) or processor.tokenizer
+    processor.tokenizer = _as_named(source, processor.tokenizer)
     return processor
 
 
@@ -178,7 +178,7 @@ def load_parts(source: str) -> Bundle:
     from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
 
     with _reading("a tokenizer", source):
-        tokenizer = _own_tokenizer(source) or AutoTokenizer.from_pretrained(source)
+        tokenizer = _as_named(source, AutoTokenizer.from_pretrained(source))
     parts: list[Any] = []
     for loader in (AutoImageProcessor, AutoFeatureExtractor):
         try:
@@ -192,15 +192,17 @@ def load_parts(source: str) -> Bundle:
     return Bundle(tokenizer, image, audio, _chat_template(source, tokenizer), _video_settings(source))
 
 
-def _own_tokenizer(source: str) -> Any:
-    """Return the tokenizer of a checkpoint that names the class which takes its file as it is; None without that name.
+def _as_named(source: str, found: Any) -> Any:
+    """Return a checkpoint's tokenizer, loaded again where it names the class that takes its file as it is.
 
     For some types of models the automatic loader takes their own class all the same, which splits text otherwise.
     """
     from transformers import PreTrainedTokenizerFast
 
     named = (_listing(source, "tokenizer_config.json") or {}).get("tokenizer_class")
-    return PreTrainedTokenizerFast.from_pretrained(source) if named == "PreTrainedTokenizerFast" else None
+    if named != "PreTrainedTokenizerFast" or type(found) is PreTrainedTokenizerFast:
+        return found
+    return PreTrainedTokenizerFast.from_pretrained(source)
 
 
 def _video_settings(source: str) -> VideoSettings | None:

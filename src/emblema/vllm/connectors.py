@@ -427,7 +427,7 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
             self._planner.note(message.report)
             self.captures.finish(message.report.captured)
         for name in connector_output.finished_recving or ():
-            self._planner.end_load(name, stands=name not in connector_output.failed_recving)
+            self._planner.end_load(name, succeeded=name not in connector_output.failed_recving)
 
     def _blocks_of(self, request_id: str) -> tuple[int, ...]:
         return () if self._blocks is None else tuple(self._blocks(request_id)[0])

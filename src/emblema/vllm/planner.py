@@ -344,16 +344,16 @@ class RequestPlanner:
             self._links.add(request_id)
             self._link_orders.append(LinkOrder(request_id, prompt, loaded.taken, loaded.computed))
 
-    def end_load(self, request_id: str, stands: bool) -> None:
-        """Note that the workers are done with what a request waits for; where it does not stand, it is computed."""
+    def end_load(self, request_id: str, succeeded: bool) -> None:
+        """Note that the workers are done with what a request waits for; where that failed, it is computed."""
         if request_id not in self._links:
-            self.readings.end(request_id, stands)
+            self.readings.end(request_id, succeeded)
             return
         self._links.discard(request_id)
         plan = self._plans.get(request_id)
         if plan is None:
             return
-        if not stands:
+        if not succeeded:
             self._fail(request_id)
             return
         self._counts.linked_tokens += plan.linked

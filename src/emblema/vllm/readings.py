@@ -121,7 +121,7 @@ class QuestionReader:
         self._under_way: dict[str, ReadingState] = {}
         self._orders: list[ReadingOrder] = []
         # Whether answers under `auto` stood, the latest ones.
-        self._stood: deque[bool] = deque(maxlen=KEPT_OUTCOMES)
+        self._outcomes: deque[bool] = deque(maxlen=KEPT_OUTCOMES)
         self._choices: dict[str, ReadingChoice] = {}
 
     @property
@@ -178,17 +178,17 @@ class QuestionReader:
         if request_id in self._under_way:
             self._under_way[request_id].abandoned = True
 
-    def end(self, request_id: str, stands: bool) -> None:
-        """Note that the workers are done with a reading; where it does not stand, the request is computed."""
+    def end(self, request_id: str, succeeded: bool) -> None:
+        """Note that the workers are done with a reading; where it failed, the request is computed."""
         state = self._under_way.pop(request_id, None)
         self._choices.pop(request_id, None)
         if state is not None and not state.abandoned:
             plan = state.plan
             plan.margin = state.margin
             if plan.margin is not None and plan.plan.decisions:
-                self._stood.append(stands)
+                self._outcomes.append(succeeded)
             chosen = sum(stop - start for start, stop in state.chosen)
-            if stands:
+            if succeeded:
                 plan.linked = state.taken - chosen
             elif plan.margin is None:
                 plan.decline(LOST)
@@ -200,7 +200,7 @@ class QuestionReader:
 
         Any thread may ask.
         """
-        return draw_unsure_share([not stands for stands in tuple(self._stood)[-LATEST:]], prompt)
+        return draw_unsure_share([not succeeded for succeeded in tuple(self._outcomes)[-LATEST:]], prompt)
 
 
 def reading_of(plan: LinkPlan, ready: int) -> Recomputation | None:
