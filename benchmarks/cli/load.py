@@ -24,7 +24,7 @@ def load(
         str | None, typer.Option(help="Requests a second of a server, such as 0,4,8,inf; one after another without.")
     ] = None,
     shape: Annotated[
-        str, typer.Option(help="The random model of the stage `first`: 137m, or qwen2.5-vl-7b for a GPU.")
+        str, typer.Option(help="The random model of `first` and of --model random: 137m, or qwen2.5-vl-7b for a GPU.")
     ] = "137m",
     dtype: Annotated[str, typer.Option(help="Of that model: bfloat16, float16 or float32.")] = "float32",
     page: Annotated[bool, typer.Option("--page", help="Measure nothing: write the page of the figures.")] = False,

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.load.requests import LoadRequest, Piece, Traffic
+from benchmarks.load.requests import LoadRequest, Picture, Piece, Traffic
 from benchmarks.load.stages import AUTO, FULL, PREFIX, LoadAnswer
 from benchmarks.window.arms import RowCounter
 from emblema.engine.engine import Engine
@@ -50,7 +50,7 @@ class EngineArm:
         drawn = {
             piece.page: self.traffic.pages[piece.page].image()
             for piece in request.pieces
-            if not isinstance(piece, str) and piece.page not in self._chunks and piece.page not in self._encoded
+            if isinstance(piece, Picture) and piece.page not in self._chunks and piece.page not in self._encoded
         }
         rows, began = self.counter.rows, time.perf_counter()
         content = [self._content(piece, drawn) for piece in request.pieces]
@@ -76,7 +76,7 @@ class EngineArm:
         )
 
     def _content(self, piece: Piece, drawn: dict[int, Any]) -> Any:
-        if isinstance(piece, str):
+        if not isinstance(piece, Picture):
             return piece
         if piece.page in self._chunks:
             chunk = self._chunks[piece.page]

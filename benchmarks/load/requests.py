@@ -1,7 +1,8 @@
 """Requests of a stage as plain data, drawn from a seed over pages of the generated world.
 
 `rag` shows some of many pages in random order. `agent` slides a window of screenshots, with look-backs and resets.
-`novelty` shows every picture once. `same` sends one prompt of `rag` again and again.
+`novelty` shows every picture once. `same` sends one prompt of `rag` again and again. `talk` is conversations about the
+pages of `rag`, each sent whole at each turn, with one more page and question.
 """
 
 from collections import Counter
@@ -28,6 +29,15 @@ AGENT = TraceSettings(look_back=8, resets=25, gone=0.3, listed=3)
 TURNS_TOGETHER = 8
 """Turns of an agent that share most of their windows, for intervals."""
 DRAWS = 1000
+TURNS = 4
+"""Turns of a conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What was said to the turn before, as a client sends it back."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +48,15 @@ class Picture:
     slid: bool = False
 
 
-Piece = str | Picture
+Piece = str | Picture | Reply
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """One request: a user's message of texts and pictures.
+    """One request: texts and pictures of a user, and replies in between.
 
     Attributes:
+        follows: whether it is sent once the request before it is answered.
         dropped: whether it asks what a legend said that is no longer shown, nor any other of that colour.
         group: requests of one group are not independent: an interval draws them together.
     """
@@ -53,6 +64,7 @@ class LoadRequest:
     pieces: tuple[Piece, ...]
     dropped: bool = False
     group: int = 0
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +72,9 @@ class TrafficShape:
     """What the requests of a stage look like.
 
     Attributes:
-        kind: rag, agent, novelty or same.
+        kind: rag, agent, novelty, same or talk.
         side: cells along a page's side, so that a page takes about its square in rows.
-        pages: pages of the world, for `rag` and `same`.
+        pages: pages of the world, for `rag`, `same` and `talk`.
         shown: pictures of a prompt; an agent's window.
         slid: whether legends have slid out of what the question can read, for `rag`.
     """
@@ -77,6 +89,8 @@ class TrafficShape:
     def __post_init__(self) -> None:
         if not 2 <= self.shown <= self.pages - 2:
             raise PromptError(f"{self.shown} of {self.pages} pages: give two or more, of a world with two more pages")
+        if self.kind == "talk" and self.shown < TURNS:
+            raise PromptError(f"{self.shown} pages in a conversation of {TURNS} turns: give {TURNS} or more")
 
     @property
     def promised(self) -> bool:
@@ -95,11 +109,12 @@ class Traffic:
 
 def traffic_of(shape: TrafficShape, seed: int) -> Traffic:
     """Return the requests of a shape and seed; fewer of them are the first of more."""
-    if shape.kind in ("rag", "same"):
+    if shape.kind in ("rag", "same", "talk"):
         world = _World(shape, stream("traffic-rag", seed, shape.pages))
         if shape.kind == "same":
             return Traffic(world.pages, (next(_rag(world)),) * shape.requests, inline=True)
-        return Traffic(world.pages, tuple(_rag(world)), inline=False)
+        draw = _talks if shape.kind == "talk" else _rag
+        return Traffic(world.pages, tuple(draw(world)), inline=False)
     settings = replace(AGENT, steps=shape.requests, window=shape.shown, side=shape.side)
     if shape.kind == "agent":
         trace, together = agent_trace(seed, settings), TURNS_TOGETHER
@@ -166,6 +181,33 @@ def _rag(world: _World) -> Iterator[LoadRequest]:
         icon = str(world.random.choice(sorted(known[kind])))
         shown = (Picture(page, world.shape.slid and isinstance(world.pages[page], Legend)) for page in order)
         yield LoadRequest((*shown, phrase(world.random, kind, icon)), group=index)
+
+
+def _talks(world: _World) -> Iterator[LoadRequest]:
+    """Yield conversations turn by turn; a turn shows one page more than the one before, and asks about any of them."""
+    for index in range(world.shape.requests):
+        turn = index % TURNS
+        if turn == 0:
+            order, pieces, said = _talked_about(world), list[Piece](), ""
+        count = world.shape.shown - TURNS + 1 + turn
+        known = {
+            kind: found for kind, found in world.known([world.pages[page] for page in order[:count]]).items() if found
+        }
+        kind = "land" if "land" in known and world.random.random() < LANDS_ASKED else "colour"
+        icon = str(world.random.choice(sorted(known[kind])))
+        fresh = order[:count] if turn == 0 else order[count - 1 : count]
+        pieces += [*([Reply(said)] if turn else []), *map(Picture, fresh), phrase(world.random, kind, icon)]
+        said = known[kind][icon]
+        yield LoadRequest(tuple(pieces), group=index // TURNS, follows=turn > 0)
+
+
+def _talked_about(world: _World) -> tuple[int, ...]:
+    """Return pages in random order of which the first turn has something to ask."""
+    for _ in range(DRAWS):
+        order, _ = world.draw()
+        if world.known([world.pages[page] for page in order[: world.shape.shown - TURNS + 1]])["colour"]:
+            return order
+    raise PromptError(f"a conversation over {world.shape.shown} pages has nothing to ask at first")
 
 
 def _turn_of(trace: Trace, step: TraceStep, group: int) -> LoadRequest:

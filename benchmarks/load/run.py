@@ -23,7 +23,7 @@ from benchmarks.load.figures import Figures, rate_figures, stage_figures
 from benchmarks.load.requests import LoadRequest, Traffic, TrafficShape, traffic_of
 from benchmarks.load.server_arm import ServerArm
 from benchmarks.load.servers import random_model, serving, without_cache
-from benchmarks.load.stages import AUTO, ENGINE, FIRST, FULL, LoadAnswer, methods_of
+from benchmarks.load.stages import AUTO, ENGINE, FIRST, FULL, RANDOM, TALKS, LoadAnswer, methods_of
 from benchmarks.table import Bar
 from benchmarks.window.arms import counted_rows
 from benchmarks.window.experiment import Row
@@ -47,7 +47,7 @@ class LoadBench:
     Attributes:
         load: loads the model for the embedded engine.
         command: how the figures are asked for.
-        shape, dtype: of the random model whose first token is timed inside vLLM and SGLang.
+        shape, dtype: of the random model, on which the stage `first` is measured and others where `model` says so.
     """
 
     model: str
@@ -72,6 +72,8 @@ class LoadBench:
         """
         if rates and engine == ENGINE:
             raise PromptError("rates are of servers: name one of them with --engines")
+        if name in TALKS and not rates:
+            raise PromptError(f"{name} is measured at rates: give --rates")
         methods, before = methods or methods_of(engine, name), os.getloadavg()[0]
         traffic = traffic_of(shape, self.seed)
         if rates:
@@ -80,7 +82,7 @@ class LoadBench:
             found, bars = self.stage(engine, name, shape, traffic, methods)
         where, load = environment(), f"{before:.1f} to {os.getloadavg()[0]:.1f}"
         device = f"{where['device']}, {where['cores']} cores, {where['threads']} thread, torch {where['torch']}"
-        model = f"random, {self.shape}, {self.dtype}" if name == FIRST else self.model
+        model = f"random, {self.shape}, {self.dtype}" if self._random(name) else self.model
         part = {"part": "rates" if rates else "stages"}
         told = {"model": model, "command": self.command, "device": device, "date": where["date"], "load": load}
         found |= {"runs": [{**part, **told}], "bars": [part | bar.data() for bar in bars]}
@@ -152,11 +154,17 @@ class LoadBench:
         model, more = self.model, list[str]()
         with TemporaryDirectory(prefix="emblema-load-") as place:
             folder = Path(place)
-            if stage == FIRST:
+            if self._random(stage):
                 model = str(random_model(folder / self.shape, self.shape))
-                more = ["--dtype", self.dtype, "--load-format", "dummy", *without_cache(engine)]
+                more = ["--dtype", self.dtype, "--load-format", "dummy"]
+            if stage == FIRST:
+                more += without_cache(engine)
             with serving(engine, model, folder, more) as server:
                 yield [ServerArm(name, server, traffic) for name in names]
+
+    def _random(self, stage: str) -> bool:
+        """Return whether a stage is measured on a model of random weights."""
+        return stage == FIRST or self.model == RANDOM
 
     def _embedded(self, stage: str, traffic: Traffic, names: Sequence[str]) -> dict[str, list[LoadAnswer]]:
         engine = self.load()
@@ -172,20 +180,26 @@ class LoadBench:
 def send_at_rate(
     arm: ServerArm, requests: Sequence[LoadRequest], rate: float, seed: int
 ) -> tuple[list[LoadAnswer], float]:
-    """Send requests at the moments of a Poisson process, or one after another; return the answers, and all seconds."""
+    """Send requests at the moments of a Poisson process, or one after another; return the answers, and all seconds.
+
+    One that follows another is sent when that is answered.
+    """
     bodies = [arm.body(request, TOKENS) for request in requests]
     began = time.perf_counter()
     if not rate:
         return [arm.send(body, time.perf_counter()) for body in bodies], time.perf_counter() - began
+    starts = [number for number, request in enumerate(requests) if number == 0 or not request.follows]
+    chains = list(map(range, starts, [*starts[1:], len(requests)]))
     gaps, moments, now = random.Random(seed), list[float](), began
-    for _ in bodies:
+    for _ in chains:
         moments.append(now)
         now += gaps.expovariate(rate)
 
-    def send(number: int) -> LoadAnswer:
-        time.sleep(max(0.0, moments[number] - time.perf_counter()))
-        return arm.send(bodies[number], moments[number])
+    def send(chain: range, moment: float) -> list[LoadAnswer]:
+        time.sleep(max(0.0, moment - time.perf_counter()))
+        first = arm.send(bodies[chain[0]], moment)
+        return [first, *(arm.send(bodies[number], time.perf_counter()) for number in chain[1:])]
 
-    with ThreadPoolExecutor(len(bodies)) as pool:
-        answers = list(pool.map(send, range(len(bodies))))
+    with ThreadPoolExecutor(len(chains)) as pool:
+        answers = [answer for sent in pool.map(send, chains, moments) for answer in sent]
     return answers, time.perf_counter() - began

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 from PIL import Image
 
-from benchmarks.load.requests import LoadRequest, Picture, Piece, Traffic
+from benchmarks.load.requests import LoadRequest, Picture, Reply, Traffic
 from benchmarks.load.servers import LoadServer, processor_seconds, settle
 from benchmarks.load.stages import SERVE, SGLANG, LoadAnswer
 from emblema.errors import EmblemaError, PromptError
@@ -59,7 +59,7 @@ class ServerArm:
         self._parts: dict[int, dict[str, Any]] = {}
         if traffic.inline:
             return
-        if any(not isinstance(piece, str) and piece.slid for request in traffic.requests for piece in request.pieces):
+        if any(isinstance(piece, Picture) and piece.slid for request in traffic.requests for piece in request.pieces):
             raise PromptError("no server takes slid pages: measure `rag-slid` on the engine")
         if server.engine == SERVE:
             self._upload()
@@ -81,10 +81,9 @@ class ServerArm:
 
     def body(self, request: LoadRequest, tokens: int) -> bytes:
         """Return what is sent: a request for a stream, greedy."""
-        content = [self._part(piece) for piece in request.pieces]
         body = {
             "model": self.server.model, "max_tokens": tokens, "temperature": 0, "stream": True,
-            "stream_options": {"include_usage": True}, "messages": [{"role": "user", "content": content}],
+            "stream_options": {"include_usage": True}, "messages": self._messages(request),
             "strategy": self.name,
         }  # fmt: skip
         return json.dumps(body).encode()
@@ -111,7 +110,16 @@ class ServerArm:
         tokens = int(usage["completion_tokens"])
         return LoadAnswer(text, (first or now) - arrival, now - arrival, prompt, computed, tokens)
 
-    def _part(self, piece: Piece) -> dict[str, Any]:
+    def _messages(self, request: LoadRequest) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": []}]
+        for piece in request.pieces:
+            if isinstance(piece, Reply):
+                messages += [{"role": "assistant", "content": piece.text}, {"role": "user", "content": []}]
+            else:
+                messages[-1]["content"].append(self._part(piece))
+        return messages
+
+    def _part(self, piece: str | Picture) -> dict[str, Any]:
         if isinstance(piece, str):
             return {"type": "text", "text": piece}
         if piece.page not in self._parts:

@@ -24,7 +24,7 @@ import httpx
 import numpy
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
-from benchmarks.load.requests import Picture, TrafficShape, traffic_of
+from benchmarks.load.requests import Picture, Reply, TrafficShape, traffic_of
 from benchmarks.load.server_arm import JSON, content_of, picture_bytes
 from benchmarks.load.servers import free_port, leader, running
 from benchmarks.table import Bar, Table
@@ -200,7 +200,13 @@ def soak_server(minutes: float, seed: int, folder: Path, notify: Callable[[Proce
     traffic = traffic_of(TrafficShape("rag", requests=32, pages=10, shown=6), seed)
     images = [page.image() for page in traffic.pages]
     shown = [
-        content_of([images[piece.page] if isinstance(piece, Picture) else piece for piece in request.pieces])
+        content_of(
+            [
+                images[own.page] if isinstance(own, Picture) else own
+                for own in request.pieces
+                if not isinstance(own, Reply)
+            ]
+        )
         for request in traffic.requests
     ]
     bodies = [{"model": "reference", "max_tokens": 8, "messages": [{"role": "user", "content": own}]} for own in shown]

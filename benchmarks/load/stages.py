@@ -9,13 +9,17 @@ FULL, PREFIX, AUTO, QUERY = "full", "prefix", "auto", "query-12%"
 ENGINE, SERVE, VLLM, SGLANG = "engine", "serve", "vllm", "sglang"
 ENGINES = (ENGINE, SERVE, VLLM, SGLANG)
 """The embedded engine in this process, and three servers: `emblema serve`, and two engines with the plugin."""
-STAGES = ("rag", "rag-slid", "rag-large", "agent", "agent-large", "novelty", "shown", "slid", "first")
+STAGES = (
+    "rag", "rag-slid", "rag-large", "agent", "agent-large", "novelty", "shown", "slid", "first", "talks", "talks-large",
+)  # fmt: skip
 SIDE, LARGE = 8, 16
 """Cells along a page's side, and along a larger one's: 66 rows, or 258."""
 WINDOW = 6
 """Pictures in an agent's window and in a request of `novelty`."""
-SIX, MPIC, FIRST = STAGES[:6], ("shown", "slid"), "first"
-"""Stages of many requests, those of MPIC's evaluation, and that of first tokens on a random model."""
+SIX, MPIC, FIRST, TALKS = STAGES[:6], ("shown", "slid"), "first", ("talks", "talks-large")
+"""Stages of many requests, those of MPIC's evaluation, that of first tokens, and conversations, which servers have."""
+RANDOM = "random"
+"""A model of random weights; that of the stage `first`."""
 METHODS = {
     ENGINE: (FULL, PREFIX, "mpic-32", "cacheblend-15", "epic-8", "patch-25%", QUERY, AUTO),
     SERVE: (FULL, PREFIX, "full-reuse", "cacheblend-15", "mpic-32", "patch-25%", AUTO),
@@ -48,6 +52,8 @@ def stages_of(names: Sequence[str], requests: int = 200, pages: int = 30, shown:
         "shown": TrafficShape("rag", requests, LARGE, 12, 10),
         "slid": TrafficShape("rag", requests, SIDE, 12, 10, slid=True),
         FIRST: TrafficShape("same", requests, LARGE, shown=8),
+        "talks": TrafficShape("talk", requests, SIDE, pages, shown),
+        "talks-large": TrafficShape("talk", requests, LARGE, pages, shown),
     }
     return {name: shapes[name] for name in names}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 from benchmarks.load.bars import rate_bars, stage_bars
 from benchmarks.load.figures import by_method, put, rate_figures, read_load, stage_figures, write_load
 from benchmarks.load.page import blocks, bounds
-from benchmarks.load.requests import LoadRequest, Picture, Traffic, TrafficShape, traffic_of
+from benchmarks.load.requests import TURNS, LoadRequest, Picture, Reply, Traffic, TrafficShape, traffic_of
+from benchmarks.load.run import send_at_rate
+from benchmarks.load.server_arm import ServerArm
 from benchmarks.load.soak import ProcessSample, ServeSoak, growth, settled, soak_server
 from benchmarks.load.stages import AUTO, FULL, PREFIX, SIX, LoadAnswer, stages_of
 from benchmarks.tasks.episodes import facts
@@ -42,7 +45,7 @@ def answers(traffic: Traffic, request: LoadRequest) -> set[str]:
 
 SHAPES = st.builds(
     TrafficShape,
-    kind=st.sampled_from(["rag", "agent", "novelty"]),
+    kind=st.sampled_from(["rag", "agent", "novelty", "talk"]),
     requests=st.integers(1, 30),
     side=st.sampled_from([4, 8]),
     pages=st.sampled_from([24, 30, 100]),
@@ -55,7 +58,7 @@ SHAPES = st.builds(
 def test_what_is_asked_follows_from_what_is_sent(seed: int, shape: TrafficShape) -> None:
     traffic = traffic_of(shape, seed)
     assert traffic_of(shape, seed).requests == traffic.requests and len(traffic.requests) == shape.requests
-    assert traffic.inline == (shape.kind != "rag")
+    assert traffic.inline == (shape.kind not in ("rag", "talk"))
     for request in traffic.requests:
         pages = shown(request)
         assert len(pages) <= shape.shown and len(set(pages)) == len(pages)
@@ -87,6 +90,44 @@ def test_novelty_never_shows_a_page_again_and_the_same_prompt_always_does() -> N
     assert len(pages) == len(set(pages)) == 54
     same = traffic_of(TrafficShape("same", 3, shown=8), 2)
     assert same.inline and len(same.requests) == 3 and len(set(same.requests)) == 1
+
+
+def test_a_turn_of_a_conversation_sends_all_before_it_again_with_one_more_page() -> None:
+    requests = traffic_of(TrafficShape("talk", 10, shown=6), 4).requests
+    for before, now in zip(requests, requests[1:], strict=False):
+        assert now.follows == (now.group == before.group)
+        if now.follows:
+            assert now.pieces[: len(before.pieces)] == before.pieces
+            reply, page, question = now.pieces[len(before.pieces) :]
+            assert isinstance(reply, Reply) and isinstance(page, Picture) and isinstance(question, str)
+    assert [len(shown(request)) for request in requests] == [3, 4, 5, 6] * 2 + [3, 4]
+    with pytest.raises(EmblemaError, match=f"give {TURNS} or more"):
+        TrafficShape("talk", shown=3)
+
+
+class CountingArm(ServerArm):
+    """A server that takes a while, and notes which requests are under way together."""
+
+    def __init__(self) -> None:
+        self.open, self.together = set[int](), list[set[int]]()
+
+    def body(self, request: LoadRequest, tokens: int) -> bytes:
+        return str(request.group).encode()
+
+    def send(self, body: bytes, arrival: float) -> LoadAnswer:
+        assert int(body) not in self.open
+        self.open.add(int(body))
+        time.sleep(0.02)
+        self.together.append(set(self.open))
+        self.open.remove(int(body))
+        return LoadAnswer(body.decode(), 1.0, 1.0, 1, 1)
+
+
+def test_at_any_rate_a_turn_waits_for_the_answer_before_it() -> None:
+    requests, arm = traffic_of(TrafficShape("talk", 12), 4).requests, CountingArm()
+    answers, _ = send_at_rate(arm, requests, float("inf"), 0)
+    assert [answer.text for answer in answers] == [str(request.group) for request in requests]
+    assert len(arm.together) == 12 and max(map(len, arm.together)) == 3
 
 
 def served(texts: str, milliseconds: float, computed: int) -> list[LoadAnswer]:
