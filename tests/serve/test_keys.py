@@ -193,16 +193,17 @@ def test_the_tenant_of_a_name_is_its_owners_alone(tmp_path: Path) -> None:
         assert list(ring.tenants_named(name, owner)) == [], name
 
 
-def test_an_engine_with_a_key_of_its_own_is_asked_alone_once_the_last_key_is_gone(tmp_path: Path) -> None:
+def test_keys_of_the_operator_are_the_local_tenant_s_beside_those_of_tenants(tmp_path: Path) -> None:
     async def ask() -> None:
         ring = KeyRing(tmp_path)
-        access = Access(ring, True, WorkPool("keys", PoolSize(1, 1)), again=True)
-        assert (await access.tenant_of(None)).name == "local"
-        key = ring.add("one")
-        with pytest.raises(ServeError):
-            await access.tenant_of(None)
-        assert (await access.tenant_of(f"Bearer {key}")).name == "one"
-        assert ring.revoke(ring.list()[0].id) and (await access.tenant_of(None)).name == "local"
+        access = Access(ring, True, WorkPool("keys", PoolSize(1, 1)), ("mine", "other"))
+        for key in ("mine", "other"):
+            assert (await access.tenant_of(f"Bearer {key}")).name == "local"
+        tenant = ring.add("one")
+        for wrong in (None, "Bearer", "Bearer ", "Bearer mine2", "Basic mine"):
+            with pytest.raises(ServeError):
+                await access.tenant_of(wrong)
+        assert (await access.tenant_of(f"Bearer {tenant}")).name == "one"
 
     asyncio.run(ask())
 

@@ -1,18 +1,26 @@
 """The commands `emblema serve` and `emblema keys`."""
 
+import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from emblema.cli.interrupt import raise_on_interrupt
 from emblema.cli.options import STORE, Json, Plain, StoreFolder
 
+if TYPE_CHECKING:
+    from emblema.serve.settings import ServeSettings
+
 keys = typer.Typer(help="Keys of a server: whose requests are whose.", no_args_is_help=True)
 
 
 def serve(
     model: Annotated[str | None, typer.Argument(help="A bundled name, a folder or a Hugging Face id.")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Address of a running engine that answers OpenAI's clients; EMBLEMA_ENGINE_KEY has its key."),
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen at; 127.0.0.1 by default.")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 8000 by default, 0 takes a free one.")] = None,
     store: Annotated[Path | None, typer.Option(help="Folder of chunks, files and keys.")] = None,
@@ -33,17 +41,25 @@ def serve(
     from emblema.extras import import_extra
 
     import_extra("uvicorn", "serve")
+    from emblema.errors import EmblemaError
     from emblema.serve.settings import ServeSettings
     from emblema.serve.starting import check_address, check_start, listen_at
 
     flags: dict[str, Any] = dict(pair.partition("=")[::2] for pair in set_ or ())
     flags |= {
-        "model": model, "host": host, "port": port, "store": store, "device": device, "dtype": dtype,
+        "model": model, "engine": engine, "host": host, "port": port, "store": store, "device": device, "dtype": dtype,
         "strategy": strategy, "log_level": log_level,
     }  # fmt: skip
     settings = ServeSettings.read(config, **flags)
     if print_config:
         typer.echo(settings.model_dump_json(indent=2))
+        return
+    if settings.engine is not None:
+        if model or device or dtype or strategy or replicas > 1:
+            raise EmblemaError(
+                "the engine has its own model: leave MODEL, --device, --dtype, --strategy and --replicas"
+            )
+        _serve_before(settings.engine, settings)
         return
     check_start(settings)
     if replicas > 1:
@@ -66,6 +82,18 @@ def serve(
     quiet()
     raise_on_interrupt()
     run(listening, settings)
+
+
+def _serve_before(address: str, settings: "ServeSettings") -> None:
+    """Serve in front of an engine that runs elsewhere."""
+    from emblema.serve.front.engine import Engine
+    from emblema.serve.front.front import Front
+    from emblema.serve.front.running import run
+    from emblema.serve.starting import listen_at
+
+    front = Front(settings, Engine(address, os.environ.get("EMBLEMA_ENGINE_KEY") or None))
+    raise_on_interrupt()
+    run(listen_at(settings.host, settings.port), front)
 
 
 @keys.command("add")

@@ -7,14 +7,13 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 from fastapi import FastAPI, Request, Response
-from fastapi.middleware.cors import CORSMiddleware
 
 from emblema.serve import anthropic_messages, collections, faults, responses
 from emblema.serve.chat import chat
 from emblema.serve.completions import completions
 from emblema.serve.endpoints import SHARED, Endpoint, add_absent, add_endpoints
 from emblema.serve.faults import ServeError, missing
-from emblema.serve.guard import Guard
+from emblema.serve.guard import guard
 from emblema.serve.host import Owner
 from emblema.serve.page import add_page
 from emblema.serve.reply_types import ChatCompletion, ListedPage, ModelObject
@@ -55,12 +54,7 @@ def make_app(settings: ServeSettings, loaded: Callable[[BaseException | None], N
     add_endpoints(app, EMBEDDED)
     add_absent(app)
     add_page(app)
-    origins = settings.allowed_origins
-    app.add_middleware(Guard, settings=settings, origins=origins)
-    if origins:
-        app.add_middleware(
-            CORSMiddleware, origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["x-request-id"]
-        )
+    guard(app, settings)
     return app
 
 
@@ -77,8 +71,7 @@ async def health(service: Served) -> dict[str, str]:
     """Say that the model answers, and what is done beside it that fails now."""
     if not service.engine.scheduler.alive:
         raise ServeError(503, "the model's thread has ended: start the server again", "failed")
-    failing = "; ".join(f"{name}: {said}" for name, said in service.upkeep.failing.items())
-    return {"status": "ok", "model": service.settings.name} | ({"failing": failing} if failing else {})
+    return {"status": "ok", "model": service.settings.name} | service.failing
 
 
 async def live(request: Request) -> dict[str, str]:

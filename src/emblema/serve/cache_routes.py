@@ -37,7 +37,7 @@ async def make(
     body: CacheBody, request: Request, response: Response, host: Hosted, tenant: Owner, wait: bool = False
 ) -> CacheObject:
     """Keep some parts; their rows and the patches of their order are made after the answer or, with `wait`, before."""
-    if body.model not in (None, host.settings.name):
+    if body.model not in (None, host.model):
         raise missing("model", body.model or "")
     media = sum(not isinstance(part, TextContent) for part in body.content)
     if media == 0:

@@ -11,6 +11,8 @@ from contextlib import nullcontext
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 from starlette.datastructures import Headers
 
 from emblema.errors import EmblemaError
@@ -112,6 +114,16 @@ class Guard:
         tenant: Tenant | None = state.get("tenant")
         state["holding"] = body.holding = server.held.open(NOBODY if tenant is None else tenant.owner)
         return body.holding
+
+
+def guard(app: FastAPI, settings: ServeSettings) -> None:
+    """Have an application guarded, and pages of the settings' origins let in."""
+    origins = settings.allowed_origins
+    app.add_middleware(Guard, settings=settings, origins=origins)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware, origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["x-request-id"]
+        )
 
 
 def _id_of(headers: Headers) -> str:

@@ -1,7 +1,7 @@
 """What the routes of every engine's server share: its settings, its tenants, their files, and how these are listed."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -31,7 +31,7 @@ class KeyedServer:
         settings: of the server.
         keys: of its tenants.
         registry: of its metrics.
-        open, again: see `Access`.
+        open, own: see `Access`.
 
     Attributes:
         requests: counts requests by path and status.
@@ -41,24 +41,35 @@ class KeyedServer:
     """
 
     def __init__(
-        self, settings: ServeSettings, keys: KeyRing, registry: CollectorRegistry, open: bool, again: bool = False
+        self,
+        settings: ServeSettings,
+        keys: KeyRing,
+        registry: CollectorRegistry,
+        open: bool,
+        own: Collection[str] = (),
     ) -> None:
         self.settings, self.keys = settings, keys
         self.requests = Counter("emblema_requests", "Requests answered.", ["path", "status"], registry=registry)
         self.pools, self.held, self.upkeep = WorkPools(), HeldBytes(settings.byte_bounds), Upkeep()
-        self.access = Access(keys, open, self.pools.keys, again)
+        self.access = Access(keys, open, self.pools.keys, own)
         registry.register(PoolMetrics(self.pools, self.held, self.upkeep))
 
     async def tenant_of(self, authorization: str | None) -> Tenant:
         """Return whose a request is, by its header; `ServeError` where a key is needed and there is none that fits."""
         return await self.access.tenant_of(authorization)
 
+    @property
+    def failing(self) -> dict[str, str]:
+        """What is done beside requests that fails now, as `failing`; empty without."""
+        said = "; ".join(f"{name}: {why}" for name, why in self.upkeep.failing.items())
+        return {"failing": said} if said else {}
+
 
 class Host(KeyedServer, ABC):
     """A server of one engine, as the routes of files and caches see it; each engine has one.
 
     Args:
-        settings, keys, registry, open, again: see `KeyedServer`.
+        settings, keys, registry, open, own: see `KeyedServer`.
         store: of its tenants' pieces.
 
     Attributes:
@@ -74,14 +85,19 @@ class Host(KeyedServer, ABC):
         registry: CollectorRegistry,
         store: Store,
         open: bool,
-        again: bool = False,
+        own: Collection[str] = (),
     ) -> None:
-        super().__init__(settings, keys, registry, open, again)
+        super().__init__(settings, keys, registry, open, own)
         self._store = store
         self.reader = MediaReader(settings.media_limits, self.pools, self.held)
         self.files = FileStore(settings.folder, settings.quota_bytes, forget=self._forget)
         self.caches = CacheStore(settings.folder, settings.caches, settings.cache_bytes, self._set_pins)
         self.cache_maker = CacheMaker(self.files, self.caches, self.reader, self.warm, self.upkeep, settings.deadline)
+
+    @property
+    def model(self) -> str:
+        """What clients call the model."""
+        return self.settings.name
 
     @abstractmethod
     async def warm(self, tenant: Tenant, parts: Sequence[CachePart]) -> WarmParts:

@@ -8,7 +8,7 @@ import hmac
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,11 +186,11 @@ class Access:
         keys: of the server.
         open: whether no key is needed as long as there never was one.
         pool: looks keys up, so that whoever holds their file holds up no event loop.
-        again: whether a server whose last key is taken back is open again, as another key than these is asked for.
+        own: keys of the operator, in place of none: requests with one of them are the local tenant's.
     """
 
-    def __init__(self, keys: KeyRing, open: bool, pool: WorkPool, again: bool = False) -> None:
-        self._keys, self._open, self._pool, self._again = keys, open, pool, again
+    def __init__(self, keys: KeyRing, open: bool, pool: WorkPool, own: Collection[str] = ()) -> None:
+        self._keys, self._open, self._pool, self._own = keys, open, pool, own
         self._asked = False
 
     async def tenant_of(self, authorization: str | None) -> Tenant:
@@ -199,9 +199,12 @@ class Access:
 
     def _find(self, authorization: str | None) -> Tenant:
         kind, _, key = (authorization or "").partition(" ")
-        if not self._is_asked:
+        given = key.strip().encode() if kind.lower() == "bearer" else b""
+        if any([hmac.compare_digest(own.encode(), given) for own in self._own]):
             return LOCAL
-        tenant = self._keys.tenant(key.strip()) if kind.lower() == "bearer" else None
+        if not self._own and not self._is_asked:
+            return LOCAL
+        tenant = self._keys.tenant(key.strip()) if given else None
         if tenant is None:
             raise ServeError(401, "give a key of this server: `Authorization: Bearer emb-…`", "invalid_api_key")
         return tenant
@@ -211,8 +214,6 @@ class Access:
         """Whether a key is needed. Once one was, it is until the server ends, whatever becomes of the file."""
         if not self._open:
             return True
-        if self._again:
-            return len(self._keys) > 0
         self._asked = self._asked or self._keys.asked_for
         return self._asked
 

@@ -11,7 +11,6 @@ import uvicorn
 from fastapi import FastAPI
 
 from emblema.errors import EmblemaError
-from emblema.serve.app import make_app
 from emblema.serve.connections import ClientConnection, Connections
 from emblema.serve.logs import log_lines
 from emblema.serve.settings import ServeSettings
@@ -27,6 +26,8 @@ def run(listening: socket.socket, settings: ServeSettings) -> None:
 
     The address is printed once the server answers there.
     """
+    from emblema.serve.app import make_app
+
     log_lines("emblema", "uvicorn.error", level=settings.log_level)
     give_large_blocks_back()
     host, port = listening.getsockname()[:2]
@@ -35,7 +36,7 @@ def run(listening: socket.socket, settings: ServeSettings) -> None:
     def loaded(error: BaseException | None) -> None:
         if error is None:
             collect_beside_program()
-            print(f"ready on {address_of(host, port)}", flush=True)
+            print(f"ready on {address_of(host, port, settings.ssl_certfile is not None)}", flush=True)
             return
         failures.append(error)
         server.should_exit = True
@@ -58,6 +59,8 @@ def make_config(settings: ServeSettings, app: FastAPI, **options: Any) -> uvicor
         backlog=BACKLOG,
         timeout_graceful_shutdown=max(1, round(settings.grace)),
         h11_max_incomplete_event_size=64 * 2**10,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
         **options,
     )
 

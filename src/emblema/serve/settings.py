@@ -90,6 +90,9 @@ class ServeSettings(BaseSettings):
     allowed_origins: Origins = Field(
         (), description="Origins whose pages may use the server, as http://localhost:3000."
     )
+    engine: str | None = Field(None, description="Address of an engine that serves in the place of a model here.")
+    ssl_certfile: Path | None = Field(None, description="Certificate of the server, for https.")
+    ssl_keyfile: Path | None = Field(None, description="Key of that certificate.")
     host_names: HostNames = Field(
         (), description="Names beside localhost that a server on loopback answers to, as host.docker.internal."
     )

@@ -54,6 +54,7 @@ def check_address(host: str, port: int) -> None:
     listen_at(host, port).close()
 
 
-def address_of(host: str, port: int) -> str:
+def address_of(host: str, port: int, secure: bool = False) -> str:
     """Return the address that browsers take, without a path."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if secure else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

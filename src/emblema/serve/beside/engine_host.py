@@ -59,7 +59,7 @@ class EngineHost(Host):
         store = Store(settings.store, device_bytes=1, settings=StoreSettings(device="cpu"))
         # An engine with a key of its own asks for that, as long as there are no others.
         open = settings.loopback or own_key
-        super().__init__(settings, keys, registry, store, open, again=own_key)
+        super().__init__(settings, keys, registry, store, open)
         self.api = api
         self.warmer = PartWarmer(store, settings.name, api, shards, self.pools.tables)
         self.reading = TenantTurns("the reading of their media", _READERS)

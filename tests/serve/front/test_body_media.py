@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emblema.errors import EmblemaError
-from emblema.serve.beside.body_media import EMBEDDINGS, FORMS, Form, MediaReference, ReadMedia, resolve_media
 from emblema.serve.faults import ServeError
-from emblema.vllm.engine_api import VLLM
+from emblema.serve.front.body_media import EMBEDDINGS, FORMS, Form, MediaReference, ReadMedia, media_type, resolve_media
 
 TEXT = {"type": "text", "text": "which ?"}
 WRITTEN = base64.b64encode(b"pixels").decode()
@@ -25,7 +24,7 @@ class Reader:
     """Reads everything as the same bytes, and notes what it was asked for."""
 
     def __init__(self, kind: str = "image", name: str | None = "name") -> None:
-        self.media, self.asked = ReadMedia(kind, WRITTEN, name), list[MediaReference]()
+        self.media, self.asked = ReadMedia(kind, "application/octet-stream", WRITTEN, name), list[MediaReference]()
 
     async def __call__(self, reference: MediaReference) -> ReadMedia:
         self.asked.append(reference)
@@ -35,7 +34,7 @@ class Reader:
 def resolved(form: Form, *parts: Any, reader: Reader | None = None) -> list[Any]:
     name = "input" if form == "responses" else "messages"
     body = {name: [{"role": "user", "content": [dict(part) for part in parts]}]}
-    asyncio.run(resolve_media(body, form, reader or Reader(), 10, 100, VLLM.media_name))
+    asyncio.run(resolve_media(body, form, reader or Reader(), 10, 100))
     content: list[Any] = body[name][0]["content"]  # type: ignore[assignment]
     return content
 
@@ -62,13 +61,15 @@ def resolved(form: Form, *parts: Any, reader: Reader | None = None) -> list[Any]
 def test_what_a_part_names_is_written_in_its_place(form: Form, part: dict[str, Any], asked: MediaReference) -> None:
     reader = Reader()
     # What else a client writes beside it does not reach vLLM.
-    found, text = resolved(form, part | {"detail": "high", "video_url": "file:///etc/passwd"}, TEXT, reader=reader)
+    found, text = resolved(
+        form, part | {"detail": "high", "mime": "text/html", "video_url": "file:///etc/passwd"}, TEXT, reader=reader
+    )
     assert reader.asked == [asked] and text == TEXT
     assert (
         found
         == {
             "chat": {"type": "image_url", "image_url": {"url": ADDRESS}, "uuid": "name"},
-            "responses": {"type": "input_image", "image_url": ADDRESS, "detail": "auto"},
+            "responses": {"type": "input_image", "image_url": ADDRESS, "detail": "high"},
             "messages": {
                 "type": "image",
                 "source": {"type": "base64", "media_type": "application/octet-stream", "data": WRITTEN},
@@ -85,7 +86,7 @@ def test_results_of_tools_are_looked_at_and_their_arguments_left() -> None:
     assert told == call and answered["content"][0]["source"]["data"] == WRITTEN
     output = {"type": "function_call_output", "output": [{"type": "input_image", "file_id": "file-1"}]}
     body: dict[str, Any] = {"input": [output]}
-    assert asyncio.run(resolve_media(body, "responses", Reader(), 1, 100, VLLM.media_name)) == len(WRITTEN)
+    assert asyncio.run(resolve_media(body, "responses", Reader(), 1, 100)) == len(WRITTEN)
     assert body["input"][0]["output"][0]["image_url"] == ADDRESS
 
 
@@ -94,6 +95,21 @@ def test_a_name_of_a_client_s_is_taken_off() -> None:
     assert all("uuid" not in part for part in resolved("chat", *parts))
     [found] = resolved("chat", {"type": "file", "file": {"file_id": "f"}, "uuid": "x"}, reader=Reader(name=None))
     assert "uuid" not in found
+
+
+@pytest.mark.parametrize("detail", ["low", "huge", 3, None])
+def test_how_closely_a_picture_is_looked_at_is_passed_on(detail: Any) -> None:
+    [found] = resolved("chat", {"type": "image_url", "image_url": {"url": URL, "detail": detail, "more": "x"}})
+    assert found["image_url"] == {"url": ADDRESS} | ({"detail": "low"} if detail == "low" else {})
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "found"),
+    [(b"\x89PNG\r", "image", "image/png"), (b"\xff\xd8\xff\xe0", "image", "image/jpeg"), (b"", "image", None),
+     (b"RIFF....WEBP", "image", "image/webp"), (b"RIFF....WAVE", "audio", None)],
+)  # fmt: skip
+def test_pictures_have_their_media_type(data: bytes, kind: str, found: str | None) -> None:
+    assert media_type(data, kind) == (found or "application/octet-stream")
 
 
 def test_what_has_slid_is_refused() -> None:
@@ -124,7 +140,7 @@ def test_too_many_are_refused_before_any_is_read() -> None:
     with pytest.raises(ServeError, match="11 parts"):
         resolved("chat", *[{"type": "file", "file": {"file_id": "f"}}] * 11, reader=reader)
     assert not reader.asked
-    reader.media = ReadMedia("image", "A" * 80, None)
+    reader.media = ReadMedia("image", "image/png", "A" * 80)
     with pytest.raises(ServeError, match="100 bytes together"):
         resolved("chat", *[{"type": "file", "file": {"file_id": "f"}}] * 10, reader=reader)
     assert len(reader.asked) == 2
@@ -156,7 +172,7 @@ _VALUES = st.recursive(
 def test_no_body_breaks_the_reading(turns: Any, form: Form) -> None:
     body = {"input" if form == "responses" else "messages": copy.deepcopy(turns)}
     try:
-        asyncio.run(resolve_media(body, form, Reader(), 100, 1_000, VLLM.media_name))
+        asyncio.run(resolve_media(body, form, Reader(), 100, 1_000))
     except EmblemaError:
         return
     json.dumps(body)

@@ -1,16 +1,14 @@
-"""The service within an application of vLLM's shape: keys, salts, files, and what goes no further."""
+"""The service in front of an engine: keys, salts, files, and what goes no further."""
 
-import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
@@ -18,60 +16,58 @@ from emblema import Engine, Store
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk
 from emblema.serve import media_reading
-from emblema.serve.beside.body_media import FORMS
-from emblema.serve.beside.engine_host import EngineHost
-from emblema.serve.beside.resolving import mount
 from emblema.serve.caches import CacheStore
 from emblema.serve.files import FileStore
+from emblema.serve.front.app import make_front
+from emblema.serve.front.body_media import FORMS
+from emblema.serve.front.engine import Engine as FrontedEngine
+from emblema.serve.front.front import Front
 from emblema.serve.keys import LOCAL, KeyRing, store_salts
 from emblema.serve.settings import ServeSettings
 from emblema.store.warm_parts import WarmParts
-from emblema.vllm.engine_api import VLLM
 from tests.serve.conftest import data_url
+from tests.serve.front.engine_double import EngineDouble, listening
 
 DEMO = Path(__file__).parents[3] / "src" / "emblema" / "assets" / "demo"
 PNG = (DEMO / "map-01.png").read_bytes()
 CHAT = "/v1/chat/completions"
 
 
-class VllmApp:
-    """An application that answers with the body that it was given, and the service on it.
+class Fronted:
+    """The service in front of a double of an engine.
 
     Attributes:
-        chunks: what it says that the media of a request are stored as, where a request asks.
-        status: of such a reply.
+        engine: the double.
+        front: of the client that was opened last.
     """
 
-    def __init__(self, folder: Path, own_key: bool = False, **settings: Any) -> None:
-        self.chunks, self.status = list[str](), 200
-        self.app = FastAPI()
-        for path in (*FORMS, "/v1/completions", "/tokenize"):
-            self.app.post(path)(self._answer)
-        self.app.get("/v1/models")(lambda: {"data": []})
-        self.app.get("/health")(lambda: {})
-        self.app.websocket("/v1/realtime")(self._talk)
-        self.registry = CollectorRegistry()
-        given = ServeSettings.read(store=folder, **settings)
-        self.host = EngineHost(given, VLLM, own_key, self.registry)
-        mount(self.app, self.host, ("https://friend.example",))
+    front: Front
 
-    async def _answer(self, request: Request) -> Any:
-        body = await request.json()
-        options = (body.get("kv_transfer_params") or {}).get("emblema") or {}
-        if "pieces" not in options:
-            return body
-        pieces = {"model": "model", "chunks": self.chunks, "forming": []}
-        told = {**options, "media_tokens": 4, "stored": True, "pieces": pieces}
-        return JSONResponse({"kv_transfer_params": {"emblema": told}}, self.status)
+    def __init__(self, folder: Path, *own_keys: str, owner: str = "vllm", key: str | None = None, **settings: Any):
+        self.settings = ServeSettings.read(store=folder, allowed_origins=("https://friend.example",), **settings)
+        self.engine, self._own_keys, self._key = EngineDouble(owner), own_keys, key
 
-    async def _talk(self, socket: Any) -> None:
-        await socket.accept()
-        await socket.close()
+    def made(self, address: str) -> Any:
+        self.front = Front(self.settings, FrontedEngine(f"{address}/v1", self._key), self._own_keys)
+        return make_front(self.front)
 
     @contextmanager
     def client(self, key: str | None = None) -> Iterator[TestClient]:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        with TestClient(self.app, base_url="http://127.0.0.1", headers=headers) as client:
+        with (
+            listening(self.engine.app) as address,
+            TestClient(self.made(address), base_url="http://127.0.0.1", headers=headers) as client,
+        ):
+            yield client
+
+    @contextmanager
+    def http(self) -> Iterator[httpx.Client]:
+        """A client on a socket."""
+        with (
+            listening(self.engine.app) as address,
+            listening(self.made(address)) as own,
+            httpx.Client(base_url=own, timeout=60) as client,
+        ):
             yield client
 
 
@@ -87,7 +83,7 @@ def upload(client: TestClient) -> str:
 
 
 def test_without_keys_files_are_resolved_and_nothing_is_named(tmp_path: Path) -> None:
-    with VllmApp(tmp_path).client() as client:
+    with Fronted(tmp_path).client() as client:
         id = upload(client)
         given = client.post(CHAT, json=shown(id) | {"strategy": "blind"}).json()
         [part] = given["messages"][0]["content"]
@@ -106,7 +102,7 @@ def test_without_keys_files_are_resolved_and_nothing_is_named(tmp_path: Path) ->
 def test_a_key_is_a_salt_and_pictures_have_names_by_tenant(tmp_path: Path) -> None:
     ring = KeyRing(tmp_path / "serve")
     one, two = ring.add("one"), ring.add("two")
-    server = VllmApp(tmp_path, host="0.0.0.0")
+    server = Fronted(tmp_path, host="0.0.0.0")
     bodies = {}
     for key in (one, two):
         with server.client(key) as client:
@@ -136,17 +132,17 @@ def test_what_one_tenant_showed_is_read_again_for_another(tmp_path: Path, monkey
     ring, decoded = KeyRing(tmp_path / "serve"), list[bytes]()
     keys = [ring.add(name) for name in ("one", "two")]
     monkeypatch.setattr(media_reading, "load_media", lambda data, *given, **options: decoded.append(data))
-    server = VllmApp(tmp_path, host="0.0.0.0")
+    server = Fronted(tmp_path, host="0.0.0.0")
     body = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": data_url(PNG)}}]}]}
-    for key in (*keys, *keys):
-        with server.client(key) as client:
-            assert client.post(CHAT, json=body).status_code == 200
+    with server.client() as client:
+        for key in (*keys, *keys):
+            assert client.post(CHAT, json=body, headers={"x-api-key": key}).status_code == 200
     assert decoded == [PNG, PNG]
 
 
 def test_with_keys_nothing_is_answered_without_one_and_little_with(tmp_path: Path) -> None:
     key = KeyRing(tmp_path / "serve").add("one")
-    server = VllmApp(tmp_path)
+    server = Fronted(tmp_path)
     with server.client() as client:
         for path in (*FORMS, "/v1/completions", "/tokenize", "/v1/files"):
             assert client.post(path, json={}).status_code == 401, path
@@ -154,13 +150,13 @@ def test_with_keys_nothing_is_answered_without_one_and_little_with(tmp_path: Pat
         with pytest.raises(WebSocketDisconnect), client.websocket_connect("/v1/realtime"):
             pass
         assert client.post("/v1/messages", json={}, headers={"x-api-key": key}).status_code == 200
+        counted = generate_latest(server.front.registry).decode()
+        assert 'emblema_requests_total{path="/v1/messages",status="200"} 1.0' in counted
     with server.client(key) as client:
         for path in ("/v1/completions", "/tokenize", "/v1/unheard-of"):
             assert client.post(path, json={}).status_code == 404, path
         with pytest.raises(WebSocketDisconnect), client.websocket_connect("/v1/realtime"):
             pass
-    counted = generate_latest(server.registry).decode()
-    assert 'emblema_requests_total{path="/v1/messages",status="200"} 1.0' in counted
 
 
 @pytest.mark.parametrize(
@@ -169,13 +165,13 @@ def test_with_keys_nothing_is_answered_without_one_and_little_with(tmp_path: Pat
      b'{"a": ' + b"9" * 5_000 + b"}"],
 )  # fmt: skip
 def test_what_is_no_request_is_refused(tmp_path: Path, body: bytes) -> None:
-    with VllmApp(tmp_path).client() as client:
+    with Fronted(tmp_path).client() as client:
         answer = client.post(CHAT, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400 and answer.json()["error"]["message"]
 
 
 def test_bodies_texts_and_media_are_bounded(tmp_path: Path) -> None:
-    server = VllmApp(tmp_path, body_bytes=200_000, text_bytes=10_000, parts=2)
+    server = Fronted(tmp_path, body_bytes=200_000, text_bytes=10_000, parts=2)
     bomb = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\1\0\0\0\1\0\0\x08\x02\0\0\0"
     with server.client() as client:
         id = upload(client)
@@ -198,7 +194,7 @@ def test_bodies_texts_and_media_are_bounded(tmp_path: Path) -> None:
 
 
 def test_pages_of_others_stay_out_unless_the_operator_lets_them_in(tmp_path: Path) -> None:
-    with VllmApp(tmp_path).client() as client:
+    with Fronted(tmp_path).client() as client:
         for origin, status in (("http://evil.example", 403), ("http://[", 403), ("https://friend.example", 200)):
             assert client.get("/v1/models", headers={"origin": origin}).status_code == status
 
@@ -226,7 +222,7 @@ def test_a_file_takes_the_embedded_engine_s_chunks_along(
     if cached:
         caches = CacheStore(tmp_path / "serve", 1, 2**30, lambda *pieces: None)
         caches.fill(tenant, caches.open(tenant, [("text", "x")], None, 1_000).id, WarmParts(1, {chunk.id: 1}))
-    server = VllmApp(tmp_path)
+    server = Fronted(tmp_path)
     with server.client(key) as client:
         if not expired:
             # By the real clock its time is over long ago.
@@ -238,7 +234,7 @@ def test_a_file_takes_the_embedded_engine_s_chunks_along(
 
 
 def test_a_cache_stands_for_its_parts_until_its_time_is_over(tmp_path: Path) -> None:
-    server, now = VllmApp(tmp_path), [1_000.0]
+    server, now = Fronted(tmp_path), [1_000.0]
     caches = CacheStore(tmp_path / "serve", 9, 2**30, lambda *pieces: None, clock=lambda: now[0])
     with server.client() as client:
         id = upload(client)
@@ -262,12 +258,16 @@ def test_a_cache_stands_for_its_parts_until_its_time_is_over(tmp_path: Path) -> 
 
 def test_others_need_keys_of_one_kind(tmp_path: Path) -> None:
     with pytest.raises(EmblemaError, match="emblema keys add"):
-        VllmApp(tmp_path, host="0.0.0.0")
-    inside = VllmApp(tmp_path, own_key=True, host="0.0.0.0").host
-    assert asyncio.run(inside.tenant_of("Bearer vllm's")).name == "local"
+        Fronted(tmp_path, host="0.0.0.0").made("http://127.0.0.1:1")
+    with Fronted(tmp_path, "theirs", "mine", host="0.0.0.0").client() as client:
+        for key, status in ((None, 401), ("other", 401), ("mine", 200), ("theirs", 200)):
+            headers = {} if key is None else {"authorization": f"Bearer {key}"}
+            for path in ("/v1/models", "/v1/files"):
+                assert client.get(path, headers=headers).status_code == status
+            assert client.post("/tokenize", json={}, headers=headers).status_code == status
     KeyRing(tmp_path / "serve").add("one")
     with pytest.raises(EmblemaError, match="--api-key"):
-        VllmApp(tmp_path, own_key=True)
+        Fronted(tmp_path, "mine").made("http://127.0.0.1:1")
 
 
 def test_a_deleted_file_takes_rows_along_that_requests_made_of_it(tmp_path: Path, reference: Engine) -> None:
@@ -277,14 +277,101 @@ def test_a_deleted_file_takes_rows_along_that_requests_made_of_it(tmp_path: Path
     with Store(tmp_path) as store:
         mine, theirs = (reference.on(store.tenant(salt)).add(PNG).id for salt in salts)
         store.flush()
-    server = VllmApp(tmp_path)
+    server = Fronted(tmp_path)
     with server.client(keys[0]) as client:
         id = upload(client)
-        server.chunks, server.status = [mine], 503
+        server.engine.chunks, server.engine.status = [mine], 503
         assert client.delete(f"/v1/files/{id}").status_code == 503
         assert client.get(f"/v1/files/{id}").status_code == 200, "it can be deleted again"
-        server.status = 200
+        server.engine.status = 200
         assert client.delete(f"/v1/files/{id}").json()["deleted"]
         assert client.get(f"/v1/files/{id}").status_code == 404
     with Store(tmp_path) as store:
         assert [held in store.tenant(salt) for salt, held in zip(salts, (mine, theirs), strict=True)] == [False, True]
+
+
+def test_a_stream_comes_as_it_is_made_and_ends_with_its_client(tmp_path: Path) -> None:
+    server = Fronted(tmp_path)
+    body = {"messages": [], "stream": True}
+    with server.http() as client:
+        with client.stream("POST", CHAT, json=body | {"events": 3, "seconds": 0.5}) as reply:
+            began, moments = time.monotonic(), []
+            for line in reply.iter_lines():
+                moments += [time.monotonic() - began] if line else []
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        assert len(moments) == 4 and moments[0] < 0.4 and moments[-1] > 1.4, "nothing is held back"
+        with client.stream("POST", CHAT, json=body | {"events": 1_000, "seconds": 0.05}) as reply:
+            next(reply.iter_lines())
+        until = time.monotonic() + 10
+        while not server.engine.left:
+            assert time.monotonic() < until, "the engine goes on for a client that has left"
+            time.sleep(0.02)
+        server.engine.broken = True
+        with pytest.raises(httpx.RemoteProtocolError), client.stream("POST", CHAT, json=body) as reply:
+            list(reply.iter_lines())
+
+
+def test_a_reply_that_nobody_waits_for_is_given_up(tmp_path: Path) -> None:
+    with Fronted(tmp_path, deadline=0.5).http() as client:
+        late = client.post(CHAT, json={"messages": [], "seconds": 5})
+        assert late.status_code == 504 and "deadline" in late.json()["error"]["message"]
+
+
+def test_the_engine_s_refusals_and_failures_are_told(tmp_path: Path) -> None:
+    server = Fronted(tmp_path)
+    with server.client() as client:
+        assert client.get("/health").json() == {"status": "ok", "model": "reference"}
+        assert "engine_steps 1.0" in client.get("/metrics").text and "emblema_requests" in client.get("/metrics").text
+        paths = client.get("/openapi.json").json()["paths"]
+        assert {CHAT, "/v1/files", "/tokenize"} <= paths.keys()
+        for status in (400, 429, 500):
+            server.engine.status = status
+            assert client.post(CHAT, json={"messages": [], "model": "x"}).status_code == status
+        assert client.get("/health").status_code == client.get("/readyz").status_code == 503
+        assert client.get("/livez").status_code == 200
+        assert client.get("/away").status_code == 502 and client.get("/heavy").status_code == 502
+        answer = client.get("/cookie")
+        assert answer.headers["x-other"] == "c" and "set-cookie" not in answer.headers
+        assert client.get("/v1/models/%2e%2e/away").status_code == 404
+    with TestClient(server.made("http://127.0.0.1:1"), base_url="http://127.0.0.1") as client:
+        for answer in (client.get("/health"), client.post(CHAT, json={"messages": []}), client.get("/v1/models")):
+            assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
+        assert client.get("/livez").status_code == client.get("/metrics").status_code == 200
+
+
+def test_the_engine_gets_its_own_key_and_no_client_s(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    key = KeyRing(tmp_path / "serve").add("one")
+    server = Fronted(tmp_path, key="engine-secret")
+    with server.client(key) as client:
+        given = {"cookie": "a=b", "x-api-key": key, "openai-organization": "o", "anthropic-version": "1"}
+        assert client.post("/v1/messages", json={}, headers=given).status_code == 200
+        assert client.get("/v1/models").status_code == 200
+    for headers in server.engine.asked:
+        assert headers["authorization"] == "Bearer engine-secret"
+        assert not {"cookie", "x-api-key", "openai-organization"} & headers.keys()
+    assert server.engine.asked[-2]["anthropic-version"] == "1" and "engine-secret" not in caplog.text
+
+
+def test_another_engine_gets_what_openai_s_interface_has(tmp_path: Path) -> None:
+    key = KeyRing(tmp_path / "serve").add("one")
+    server = Fronted(tmp_path, owner="openai")
+    with server.client(key) as client:
+        id = upload(client)
+        given = client.post(CHAT, json=shown(id)).json()
+        assert given.keys() == {"messages"}
+        [part] = given["messages"][0]["content"]
+        assert part["image_url"]["url"].startswith("data:image/png;base64,") and part.keys() == {"type", "image_url"}
+        refused = client.post(CHAT, json=shown(id) | {"strategy": "blind"})
+        assert refused.status_code == 400 and "strategy" in refused.json()["error"]["message"]
+        content = [{"type": "file", "file": {"file_id": id}}]
+        assert client.post("/v1/caches?wait=true", json={"content": content}).status_code == 404
+        assert "engine_steps" not in client.get("/metrics").text
+        assert client.delete(f"/v1/files/{id}").json()["deleted"]
+
+
+@pytest.mark.parametrize(
+    "address", ["", "127.0.0.1:8001", "ftp://a", "http://", "http://u:p@a", "http://a:x", "http://a?b"]
+)
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(EmblemaError, match="no address of an engine"):
+        FrontedEngine(address)

@@ -1,0 +1,142 @@
+"""The body that an engine gets for a tenant's: what names media is the media, and a key is a salt."""
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from emblema.errors import EmblemaError
+from emblema.serve.cache_routes import cache_content
+from emblema.serve.faults import ServeError
+from emblema.serve.front.body_media import Form, lists_of_parts, resolve_media
+from emblema.serve.front.engine_api import EngineApi, give_options
+from emblema.serve.keys import LOCAL, Tenant, cache_salt
+from emblema.serve.parts import CacheBreakpoint, CacheOptions
+from emblema.served.request_options import read_options
+
+if TYPE_CHECKING:
+    from emblema.serve.front.front import Front
+
+CHOSEN = ("cache_salt", "salt", "extra_key")
+"""Fields that follow from the key, so that no client may give them."""
+OPERATORS = (
+    "rid", "request_id", "session_id", "session_params", "input_ids", "custom_logit_processor", "bootstrap_host",
+    "bootstrap_port", "bootstrap_room", "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank",
+    "previous_response_id", "conversation", "prompt",
+)  # fmt: skip
+"""Fields that only requests without keys may have: they reach what is others', or the operator's."""
+Breakpoints = tuple[tuple[list[Any], int, int], ...]
+"""Lists of parts, which of them is to be kept, and for how many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBody:
+    """The body that an engine gets.
+
+    Attributes:
+        written: it, as JSON.
+        kept: the parts of it that are to be kept, each with seconds.
+    """
+
+    written: bytes
+    kept: tuple[tuple[dict[str, Any], int], ...]
+
+
+async def engine_body(raw: bytes, form: Form, tenant: Tenant, host: "Front") -> EngineBody:
+    """Return the body that an engine gets for a tenant's.
+
+    Raises:
+        EmblemaError: the body is malformed or too large, chooses a salt, names collections, or has media that cannot be
+            read.
+    """
+    run, api, settings = host.pools.tables.run, host.engine.known, host.settings
+    body, breakpoints = await run(tenant.owner, _read_body, raw, form, tenant, host)
+    media = await resolve_media(body, form, partial(host.shown, tenant), settings.parts, settings.body_bytes)
+    written = await run(tenant.owner, _write_body, body, tenant, api)
+    if len(written) - media > settings.text_bytes:
+        raise ServeError(400, f"the request has more than {settings.text_bytes} bytes beside its media")
+    return EngineBody(written, tuple((parts[index], seconds) for parts, index, seconds in breakpoints))
+
+
+def _read_body(raw: bytes, form: Form, tenant: Tenant, host: "Front") -> tuple[dict[str, Any], Breakpoints]:
+    """Return a body with the parts of caches in their place, and its breakpoints; errors as `engine_body`."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ServeError(400, f"the body is no JSON that can be read: {error}") from error
+    if not isinstance(body, dict):
+        raise ServeError(400, "the body is no JSON object")
+    for name in CHOSEN:
+        if body.get(name) is not None:
+            raise ServeError(400, f"{name} is not a client's to choose: it follows from the key", None, name)
+    for name in OPERATORS:
+        if tenant is not LOCAL and body.get(name) is not None:
+            raise ServeError(400, f"{name} is not taken where requests need a key", None, name)
+    if form != "chat":
+        return body, ()
+    if body.get("collections"):
+        said = f"collections are not looked up inside {host.engine.known.name}"
+        raise ServeError(400, said, None, "collections")
+    _expand_caches(body, tenant, host)
+    # Elsewhere they are the engine's own.
+    return body, _take_breakpoints(body) if host.engine.known.options_in is not None else ()
+
+
+def _write_body(body: dict[str, Any], tenant: Tenant, api: EngineApi) -> bytes:
+    """Return a body with what follows from its key, as JSON."""
+    salt = cache_salt(tenant)
+    if salt is not None and api.salted:
+        body["cache_salt"] = salt
+    strategy = body.pop("strategy", None)
+    if strategy is not None and api.options_in is None:
+        raise ServeError(400, f"strategy is for vLLM and SGLang: {api.name} is neither", None, "strategy")
+    try:
+        give_options(body, api, {} if strategy is None else read_options({"strategy": strategy}))
+    except EmblemaError as error:
+        raise ServeError(400, str(error), None, "emblema") from error
+    try:
+        return json.dumps(body, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError) as error:
+        raise ServeError(400, f"the body cannot be written as JSON again: {error}") from error
+
+
+def _expand_caches(body: dict[str, Any], tenant: Tenant, host: "Front") -> None:
+    """Write a cache's parts in its place.
+
+    Raises:
+        ServeError: there is no such cache, or a part names none.
+    """
+    for parts in lists_of_parts(body, "chat"):
+        given, parts[:] = [*parts], []
+        for part in given:
+            if not isinstance(part, dict) or part.get("type") != "cache":
+                parts.append(part)
+                continue
+            named = part.get("cache")
+            id = named.get("cache_id") if isinstance(named, dict) else None
+            if not isinstance(id, str) or len(id) > 200:
+                raise ServeError(400, "a part of type cache needs a cache_id", None, "cache_id")
+            parts += cache_content(host.caches.entry(tenant, id))
+
+
+def _take_breakpoints(body: dict[str, Any]) -> Breakpoints:
+    """Take the breakpoints off the parts with media; return the places of these, and how long each is to be kept.
+
+    Raises:
+        ServeError: a breakpoint is malformed.
+    """
+    found: list[tuple[list[Any], int, int]] = []
+    try:
+        given = body.pop("prompt_cache_options", None)
+        options = None if given is None else CacheOptions.model_validate(given)
+        for parts in lists_of_parts(body, "chat"):
+            for index, part in enumerate(parts):
+                wanted = part.pop("prompt_cache_breakpoint", None) if isinstance(part, dict) else None
+                if wanted is not None and part.get("type") != "text":
+                    seconds = CacheBreakpoint.model_validate(wanted).seconds(options)
+                    found.append((parts, index, seconds))
+    except ValidationError as error:
+        raise ServeError(400, f"a breakpoint is not right: {error.errors()[0]['msg']}") from error
+    return tuple(found)
