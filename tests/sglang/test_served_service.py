@@ -94,7 +94,7 @@ def test_only_keys_let_in(server: ServedEngine, http: dict[str, httpx.Client]) -
 def test_tenants_reach_none_of_sglang_s_other_routes(server: ServedEngine, http: dict[str, httpx.Client]) -> None:
     routes = httpx.get(f"{server.address}/openapi.json").json()["paths"]
     offered = (CHAT, "/v1/responses", "/v1/models")
-    open = ("/health", "/ready", "/ping", "/metrics")
+    open = ("/health", "/livez", "/readyz", "/ready", "/ping", "/metrics")
     assert {*offered, "/v1/files", "/v1/caches", "/generate", "/v1/completions", "/flush_cache"} <= set(routes)
     for path, methods in routes.items():
         for method in methods:

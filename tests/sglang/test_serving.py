@@ -10,10 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from emblema.errors import EmblemaError
-from emblema.serve.starting import listen_at
 from emblema.sglang import plugin, serving
 from emblema.sglang.plugin import OPTIONS, check_version, register, settings_of
-from emblema.sglang.serving import check_installed, check_start, command, environment
+from emblema.sglang.serving import check_installed, check_listeners, command, environment, listening
 
 
 def test_options_go_to_the_plugin_by_the_environment(tmp_path: Path) -> None:
@@ -68,9 +67,22 @@ def test_the_tested_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert version("emblema")
 
 
-def test_a_port_that_is_taken_is_refused_before_it_starts(tmp_path: Path) -> None:
-    with listen_at("127.0.0.1", 0) as other:
-        port = other.getsockname()[1]
-        with pytest.raises(EmblemaError, match=f"127.0.0.1:{port} cannot be listened at"):
-            check_start(tmp_path, [f"--port={port}"])
-    check_start(tmp_path, ["--port", str(port)])
+@pytest.mark.parametrize("options", [["--tokenizer_worker_num=2"], ["--grpc-port", "1"], ["--use-ray"]])
+def test_other_listeners_are_refused(options: list[str]) -> None:
+    with pytest.raises(EmblemaError, match="ask for no key"):
+        check_listeners(options, {})
+    with pytest.raises(EmblemaError, match="SGLANG_GRPC_PORT"):
+        check_listeners([], {"SGLANG_GRPC_PORT": "1"})
+    check_listeners(["--dtype", "float32"], {"SGLANG_RUST_SERVER": "0"})
+
+
+def test_the_engine_s_key_is_on_no_command_line(tmp_path: Path) -> None:
+    given = tmp_path / "given.yaml"
+    given.write_text("dtype: float32")
+    line = listening(["--config", str(given), "--mem-fraction-static", "0.3"], tmp_path, 8_123, "secret")
+    place = tmp_path / "options.yaml"
+    assert line[:2] == ["--mem-fraction-static", "0.3"] and line[-2:] == ["--config", str(place)]
+    assert line[2:6] == ["--host", "127.0.0.1", "--port", "8123"] and "secret" not in " ".join(line)
+    assert place.read_text() == "dtype: float32\napi-key: secret\n" and place.stat().st_mode & 0o77 == 0
+    with pytest.raises(EmblemaError, match="cannot be read"):
+        listening(["--config", str(tmp_path / "none")], tmp_path, 1, "")

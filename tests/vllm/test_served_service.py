@@ -133,7 +133,7 @@ def test_a_deleted_file_leaves_no_rows(http: dict[str, httpx.Client], pngs: list
 def test_tenants_reach_none_of_vllm_s_other_routes(server: ServedEngine, http: dict[str, httpx.Client]) -> None:
     routes = httpx.get(f"{server.address}/openapi.json").json()["paths"]
     offered = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/models")
-    open = ("/health", "/ping", "/version", "/load", "/metrics")
+    open = ("/health", "/livez", "/readyz", "/ping", "/version", "/load", "/metrics")
     assert {*offered, "/v1/files", "/v1/completions", "/tokenize", "/invocations"} <= set(routes)
     for path, methods in routes.items():
         for method in methods:

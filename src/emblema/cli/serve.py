@@ -86,12 +86,12 @@ def serve(
 
 def _serve_before(address: str, settings: "ServeSettings") -> None:
     """Serve in front of an engine that runs elsewhere."""
-    from emblema.serve.front.engine import Engine
+    from emblema.serve.front.engine import EngineClient
     from emblema.serve.front.front import Front
     from emblema.serve.front.running import run
     from emblema.serve.starting import listen_at
 
-    front = Front(settings, Engine(address, os.environ.get("EMBLEMA_ENGINE_KEY") or None))
+    front = Front(settings, EngineClient(address, os.environ.get("EMBLEMA_ENGINE_KEY") or None))
     raise_on_interrupt()
     run(listen_at(settings.host, settings.port), front)
 

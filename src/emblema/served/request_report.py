@@ -14,6 +14,7 @@ def report_of(plan: RequestPlan, spec: ModelSpec) -> dict[str, object]:
             "model": spec.fingerprint,
             "chunks": [chunk.id for _, chunk in plan.prompt.chunk_segments],
             "forming": [key.chunk for key, _, _ in plan.needs],
+            "shards": spec.shards,
         }
     report |= {
         "strategy": plan.plan.strategy if plan.linked else "plain",

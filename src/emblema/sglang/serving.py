@@ -8,16 +8,21 @@ from pathlib import Path
 
 from emblema.errors import EmblemaError
 from emblema.models.names import BUNDLED
-from emblema.serve.beside import command_line
-from emblema.serve.beside.command_line import value_of, with_defaults
+from emblema.serve.front.command_line import name_of, with_defaults
 from emblema.sglang.plugin import OPTIONS, TESTED
 
 GROUP, PLUGIN = "sglang.srt.plugins", "emblema"
-MODULE = "emblema.sglang.server"
-HOST, PORT = "127.0.0.1", 30_000
-"""SGLang's own defaults."""
+MODULE = "sglang.launch_server"
+PORT = 30_000
+"""Where SGLang listens by default, and so the service in front of it."""
+OTHER_LISTENERS = (
+    "--tokenizer-worker-num", "--grpc-port", "--grpc-mode", "--smg-grpc-mode", "--use-ray", "--encoder-only",
+    "--sidecar",
+)  # fmt: skip
+"""Options with which others than SGLang's one HTTP server listen, and ask for no key."""
+OTHER_VARIABLES = ("SGLANG_GRPC_PORT", "SGLANG_RUST_SERVER")
 DEFAULTS: Mapping[str, str | None] = {"--skip-server-warmup": None}
-"""SGLang would warm up by requests to itself, which have no key of a tenant."""
+"""SGLang would warm up for longer than small models answer."""
 BUNDLED_DEFAULTS: Mapping[str, str | None] = {
     "--dtype": "float32",
     "--context-length": "8192",
@@ -78,20 +83,42 @@ def command(model: str, more: Sequence[str] = (), tokenizer: Path | None = None)
     return with_defaults(line, defaults, more)
 
 
-def check_start(store: Path, options: Sequence[str]) -> None:
-    """Refuse what a server would refuse once it has loaded its model.
+def check_listeners(options: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Refuse a server that also listens where no key would be asked for.
 
     Args:
-        store: folder of the store.
         options: of SGLang.
+        environment: of the server.
 
     Raises:
-        EmblemaError: others would be let in without a key, two kinds of keys would be asked for, or the port is taken.
+        EmblemaError: it does.
     """
-    from emblema.sglang.engine_api import SGLANG
+    found = [option for option in options if name_of(option) in OTHER_LISTENERS]
+    found += [name for name in OTHER_VARIABLES if environment.get(name, "") not in ("", "0", "false", "False")]
+    if found:
+        raise EmblemaError(f"{found[0]} has others than SGLang's HTTP server listen, who ask for no key: leave it out")
 
-    own_key = bool(value_of(options, "--api-key") or value_of(options, "--admin-api-key"))
-    command_line.check_start(store, options, own_key, SGLANG, (HOST, PORT), ("--config",))
+
+def listening(options: Sequence[str], folder: Path, port: int, key: str) -> list[str]:
+    """Return SGLang's options with those for a server that only this machine reaches, with a key.
+
+    The key goes by a file of a folder: other users of the machine read command lines.
+
+    Raises:
+        EmblemaError: the file that the options name cannot be read.
+    """
+    given, config = list(options), ""
+    if "--config" in given[:-1]:
+        index = given.index("--config")
+        try:
+            config = Path(given[index + 1]).read_text() + "\n"
+        except (OSError, UnicodeDecodeError) as error:
+            raise EmblemaError(f"{given[index + 1]} cannot be read: {error}") from error
+        del given[index : index + 2]
+    place = folder / "options.yaml"
+    place.touch(mode=0o600)
+    place.write_text(f"{config}api-key: {key}\n")
+    return [*given, "--host", "127.0.0.1", "--port", str(port), "--config", str(place)]
 
 
 def environment(given: Mapping[str, str], store: Path, strategy: str = "auto", capture: bool = True) -> dict[str, str]:

@@ -37,6 +37,7 @@ from emblema.vllm.encoder_connector import encoder_connector, encoder_output, ha
 from emblema.vllm.kv_worker import KVWorker
 from emblema.vllm.link_runs import LinkRuns
 from emblema.vllm.media_digests import MediaDigests
+from emblema.vllm.metrics import share_names
 from emblema.vllm.packed_rows import PackedForward
 from emblema.vllm.pages import Pages
 from emblema.vllm.planner import RequestPlanner
@@ -449,6 +450,7 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
     def build_prom_metrics(
         cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, Any]
     ) -> LinkedCounters:
+        share_names()
         return LinkedCounters(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @property

@@ -1,8 +1,9 @@
 """vLLM's and the plugin's metrics under the names of the embedded engine's server, so that one dashboard shows both."""
 
 from collections.abc import Iterator
+from functools import cache
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
@@ -24,6 +25,12 @@ SAME = {
 _ENDS = ("_total", "_bucket", "_count", "_sum")
 ROWS, SOURCES = "vllm:prompt_tokens_by_source", {"local_compute": "computed", "local_cache_hit": "prefix"}
 """vLLM's count of prompts' rows, and our names of its sources. Rows that the plugin gave are counted by the plugin."""
+
+
+@cache
+def share_names(registry: CollectorRegistry = REGISTRY) -> None:
+    """Have a registry tell them too, once."""
+    registry.register(SharedNames(registry))
 
 
 class SharedNames(Collector):

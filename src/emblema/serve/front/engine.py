@@ -30,7 +30,7 @@ _ABSENT = (401, 403, 404, 405)
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-class Engine:
+class EngineClient:
     """An engine behind the service. Redirects are not followed; headers of a reply have 100 kB at most.
 
     Args:

@@ -1,23 +1,19 @@
 """The body that an engine gets for a tenant's: what names media is the media, and a key is a salt."""
 
 import json
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from emblema.errors import EmblemaError
 from emblema.serve.cache_routes import cache_content
+from emblema.serve.caches import CacheStore
 from emblema.serve.faults import ServeError
-from emblema.serve.front.body_media import Form, lists_of_parts, resolve_media
+from emblema.serve.front.body_media import Form, lists_of_parts
 from emblema.serve.front.engine_api import EngineApi, give_options
 from emblema.serve.keys import LOCAL, Tenant, cache_salt
 from emblema.serve.parts import CacheBreakpoint, CacheOptions
 from emblema.served.request_options import read_options
-
-if TYPE_CHECKING:
-    from emblema.serve.front.front import Front
 
 CHOSEN = ("cache_salt", "salt", "extra_key")
 """Fields that follow from the key, so that no client may give them."""
@@ -31,37 +27,14 @@ Breakpoints = tuple[tuple[list[Any], int, int], ...]
 """Lists of parts, which of them is to be kept, and for how many seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineBody:
-    """The body that an engine gets.
-
-    Attributes:
-        written: it, as JSON.
-        kept: the parts of it that are to be kept, each with seconds.
-    """
-
-    written: bytes
-    kept: tuple[tuple[dict[str, Any], int], ...]
-
-
-async def engine_body(raw: bytes, form: Form, tenant: Tenant, host: "Front") -> EngineBody:
-    """Return the body that an engine gets for a tenant's.
+def read_body(
+    raw: bytes, form: Form, tenant: Tenant, caches: CacheStore, api: EngineApi
+) -> tuple[dict[str, Any], Breakpoints]:
+    """Return a body with the parts of caches in their place, and its breakpoints.
 
     Raises:
-        EmblemaError: the body is malformed or too large, chooses a salt, names collections, or has media that cannot be
-            read.
+        EmblemaError: the body is malformed, chooses a salt, or names collections or a cache that is not there.
     """
-    run, api, settings = host.pools.tables.run, host.engine.known, host.settings
-    body, breakpoints = await run(tenant.owner, _read_body, raw, form, tenant, host)
-    media = await resolve_media(body, form, partial(host.shown, tenant), settings.parts, settings.body_bytes)
-    written = await run(tenant.owner, _write_body, body, tenant, api)
-    if len(written) - media > settings.text_bytes:
-        raise ServeError(400, f"the request has more than {settings.text_bytes} bytes beside its media")
-    return EngineBody(written, tuple((parts[index], seconds) for parts, index, seconds in breakpoints))
-
-
-def _read_body(raw: bytes, form: Form, tenant: Tenant, host: "Front") -> tuple[dict[str, Any], Breakpoints]:
-    """Return a body with the parts of caches in their place, and its breakpoints; errors as `engine_body`."""
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -77,15 +50,14 @@ def _read_body(raw: bytes, form: Form, tenant: Tenant, host: "Front") -> tuple[d
     if form != "chat":
         return body, ()
     if body.get("collections"):
-        said = f"collections are not looked up inside {host.engine.known.name}"
-        raise ServeError(400, said, None, "collections")
-    _expand_caches(body, tenant, host)
+        raise ServeError(400, f"collections are not looked up inside {api.name}", None, "collections")
+    _expand_caches(body, tenant, caches)
     # Elsewhere they are the engine's own.
-    return body, _take_breakpoints(body) if host.engine.known.options_in is not None else ()
+    return body, _take_breakpoints(body) if api.options_in is not None else ()
 
 
-def _write_body(body: dict[str, Any], tenant: Tenant, api: EngineApi) -> bytes:
-    """Return a body with what follows from its key, as JSON."""
+def write_body(body: dict[str, Any], tenant: Tenant, api: EngineApi) -> bytes:
+    """Return a body with what follows from its key, as JSON; `ServeError` where a field is not right."""
     salt = cache_salt(tenant)
     if salt is not None and api.salted:
         body["cache_salt"] = salt
@@ -102,7 +74,7 @@ def _write_body(body: dict[str, Any], tenant: Tenant, api: EngineApi) -> bytes:
         raise ServeError(400, f"the body cannot be written as JSON again: {error}") from error
 
 
-def _expand_caches(body: dict[str, Any], tenant: Tenant, host: "Front") -> None:
+def _expand_caches(body: dict[str, Any], tenant: Tenant, caches: CacheStore) -> None:
     """Write a cache's parts in its place.
 
     Raises:
@@ -118,7 +90,7 @@ def _expand_caches(body: dict[str, Any], tenant: Tenant, host: "Front") -> None:
             id = named.get("cache_id") if isinstance(named, dict) else None
             if not isinstance(id, str) or len(id) > 200:
                 raise ServeError(400, "a part of type cache needs a cache_id", None, "cache_id")
-            parts += cache_content(host.caches.entry(tenant, id))
+            parts += cache_content(caches.entry(tenant, id))
 
 
 def _take_breakpoints(body: dict[str, Any]) -> Breakpoints:

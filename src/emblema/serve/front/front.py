@@ -5,6 +5,8 @@ import base64
 import json
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from blake3 import blake3
@@ -14,9 +16,9 @@ from emblema.errors import DeadlineError, EmblemaError, MediaError
 from emblema.serve.caches import CachePart
 from emblema.serve.faults import ServeError
 from emblema.serve.files import FAILED, UPLOADED
-from emblema.serve.front.body_media import Form, MediaReference, ReadMedia, media_type
-from emblema.serve.front.engine import Engine
-from emblema.serve.front.engine_body import EngineBody, engine_body
+from emblema.serve.front.body_media import Form, MediaReference, ReadMedia, media_type, resolve_media
+from emblema.serve.front.engine import EngineClient
+from emblema.serve.front.engine_body import read_body, write_body
 from emblema.serve.front.warming import PartWarmer
 from emblema.serve.host import Host
 from emblema.serve.keys import LOCAL, KeyRing, Tenant, check_open
@@ -36,6 +38,19 @@ CHECKED_MEDIA = 8_192
 """Media that are known to be within the limits."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineBody:
+    """The body that an engine gets.
+
+    Attributes:
+        written: it, as JSON.
+        kept: the parts of it that are to be kept, each with seconds.
+    """
+
+    written: bytes
+    kept: tuple[tuple[dict[str, Any], int], ...]
+
+
 class Front(Host):
     """What the routes need in front of an engine. Rows are made when a request shows a file, not behind its upload.
 
@@ -51,7 +66,7 @@ class Front(Host):
         EmblemaError: others would be let in without a key, or two kinds of keys would be asked for.
     """
 
-    def __init__(self, settings: ServeSettings, engine: Engine, own_keys: Collection[str] = ()) -> None:
+    def __init__(self, settings: ServeSettings, engine: EngineClient, own_keys: Collection[str] = ()) -> None:
         keys = KeyRing(settings.folder)
         check_access(settings, keys, own_keys)
         # Rows are never read here, so that they need no memory.
@@ -85,15 +100,25 @@ class Front(Host):
         """Return the body that the engine gets; what is slow to fetch or decode holds up its own tenant alone.
 
         Raises:
-            EmblemaError: as `engine_body.engine_body`.
+            EmblemaError: the body is malformed or too large, chooses a salt, names collections, or has media that
+                cannot be read.
         """
         async with self._reading.place(tenant.owner):
             try:
                 async with asyncio.timeout(READING_SECONDS):
-                    return await engine_body(raw, form, tenant, self)
+                    return await self._engine_body(raw, form, tenant)
             except TimeoutError as error:
                 said = f"the request's media were not read within {READING_SECONDS:g} seconds"
                 raise DeadlineError(said) from error
+
+    async def _engine_body(self, raw: bytes, form: Form, tenant: Tenant) -> EngineBody:
+        run, api, settings = self.pools.tables.run, self.engine.known, self.settings
+        body, breakpoints = await run(tenant.owner, read_body, raw, form, tenant, self.caches, api)
+        media = await resolve_media(body, form, partial(self.shown, tenant), settings.parts, settings.body_bytes)
+        written = await run(tenant.owner, write_body, body, tenant, api)
+        if len(written) - media > settings.text_bytes:
+            raise ServeError(400, f"the request has more than {settings.text_bytes} bytes beside its media")
+        return EngineBody(written, tuple((parts[index], seconds) for parts, index, seconds in breakpoints))
 
     async def close(self) -> None:
         """End what is done beside requests, and let go of the engine and the store."""

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from emblema.errors import EmblemaError
 from emblema.serve.deadlines import seconds_left, within
-from emblema.serve.front.engine import Engine, pieces
+from emblema.serve.front.engine import EngineClient, pieces
 
 _LOG = logging.getLogger("emblema.serve")
 PASSED = (
@@ -29,7 +29,7 @@ Written = Callable[[AsyncIterator[bytes], bool], AsyncIterator[bytes]]
 
 
 async def relay(
-    request: Request, engine: Engine, body: bytes, seconds: float, written: Written | None = None
+    request: Request, engine: EngineClient, body: bytes, seconds: float, written: Written | None = None
 ) -> "RelayedReply":
     """Return the engine's reply to a request.
 

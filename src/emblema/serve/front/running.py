@@ -11,7 +11,7 @@ import uvicorn
 from emblema.errors import EmblemaError
 from emblema.serve.faults import ServeError
 from emblema.serve.front.app import make_front
-from emblema.serve.front.engine import Engine
+from emblema.serve.front.engine import EngineClient
 from emblema.serve.front.front import Front
 from emblema.serve.front.process import EngineProcess
 from emblema.serve.logs import log_lines
@@ -67,7 +67,7 @@ async def _tell_ready(listening: socket.socket, front: Front) -> None:
     print(f"ready on {address_of(host, port, front.settings.ssl_certfile is not None)}", flush=True)
 
 
-async def _answered(engine: Engine) -> None:
+async def _answered(engine: EngineClient) -> None:
     while True:
         try:
             await engine.look()

@@ -15,7 +15,7 @@ from emblema.kv.keys import ArtifactKey
 from emblema.link.policy.policy import Policy
 from emblema.serve.caches import CachePart
 from emblema.serve.faults import ServeError
-from emblema.serve.front.engine import Engine
+from emblema.serve.front.engine import EngineClient
 from emblema.serve.front.engine_api import give_options, report_of
 from emblema.serve.keys import Tenant, store_salts
 from emblema.served.shards import shard_ids, shard_key
@@ -89,7 +89,7 @@ class PartWarmer:
         pool: looks at the disk.
     """
 
-    def __init__(self, store: Store, engine: Engine, ask: Ask, pool: WorkPool) -> None:
+    def __init__(self, store: Store, engine: EngineClient, ask: Ask, pool: WorkPool) -> None:
         self._store, self._engine, self._ask, self._pool = store, engine, ask, pool
         # By owner and digest of a part that was shown alone: its chunk and the rows of it.
         self._known: OrderedDict[tuple[str, bytes], ShownParts] = OrderedDict()
@@ -210,6 +210,4 @@ class PartWarmer:
         if not pieces or not pieces["chunks"]:
             raise ServeError(503, "the plugin keeps nothing of these parts: the server's log says why", NOT_KEPT)
         chunks, forming = tuple(pieces["chunks"]), frozenset(pieces["forming"])
-        return ShownParts(
-            pieces["model"], chunks, told["media_tokens"], forming, told["stored"], pieces.get("shards", 1)
-        )
+        return ShownParts(pieces["model"], chunks, told["media_tokens"], forming, told["stored"], pieces["shards"])

@@ -10,8 +10,8 @@ from typing import Any
 from starlette.requests import Request
 
 from emblema.errors import EmblemaError
-from emblema.serve.beside.body_media import FORMS, lists_of_parts, reference_of
 from emblema.serve.files import file_id
+from emblema.serve.front.body_media import FORMS, lists_of_parts, reference_of
 from emblema.serve.ray.placement import RoutedRequest, hash_of
 
 MOST_MEDIA = 4_096
