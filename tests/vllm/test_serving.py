@@ -57,14 +57,14 @@ def test_vllm_serve_hands_other_options_on(tmp_path: Path, monkeypatch: pytest.M
 def test_what_the_caller_gives_is_not_given_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("emblema.vllm.serving.find_spec", lambda name: object())
     plain = command("reference", tmp_path)
-    for option in ("--host", "--enable-prompt-tokens-details", "--dtype", "--max-model-len", "--enforce-eager"):
+    for option in ("--enable-prompt-tokens-details", "--dtype", "--max-model-len", "--enforce-eager"):
         assert plain.count(option) == 1
-    given = ["--host=::1", "--max_model_len", "1024", "--no-enforce-eager", "--no-enable-prompt-tokens-details"]
+    given = ["--dtype=bfloat16", "--max_model_len", "1024", "--no-enforce-eager", "--no-enable-prompt-tokens-details"]
     line = command("reference", tmp_path, more=given)
     assert line[-5:] == given
-    assert not {"--host", "--max-model-len", "--enforce-eager", "--enable-prompt-tokens-details"} & set(line)
-    assert "--dtype" in line and "--dtype" not in command("org/model", tmp_path)
-    assert "--host" not in command("reference", tmp_path, more=["--config", "vllm.yaml"])
+    assert not {"--dtype", "--max-model-len", "--enforce-eager", "--enable-prompt-tokens-details"} & set(line)
+    assert "--gpu-memory-utilization" in line and "--dtype" not in command("org/model", tmp_path)
+    assert "--dtype" not in command("reference", tmp_path, more=["--config", "vllm.yaml"])
 
 
 def test_the_environment_has_the_plugin_and_no_key() -> None:

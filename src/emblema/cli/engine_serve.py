@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from secrets import token_urlsafe
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -129,7 +129,7 @@ def _serve(
     from emblema.serve.settings import ServeSettings
     from emblema.serve.starting import listen_at
 
-    given = {name: values[0] for name, values in own.items() if name != "api_key"}
+    given: dict[str, Any] = {name: values[0] for name, values in own.items() if name != "api_key"}
     settings, keys = ServeSettings.read(store=store, **given), own.get("api_key", ())
     check_access(settings, KeyRing(settings.folder), keys)
     raise_on_interrupt()

@@ -18,7 +18,7 @@ PLUGINS = "VLLM_PLUGINS"
 """vLLM's list of the plugins that it loads; without it all are loaded."""
 KEY = "VLLM_API_KEY"
 GROUP, PLUGIN = "vllm.general_plugins", "emblema"
-DEFAULTS: Mapping[str, str | None] = {"--host": "127.0.0.1", "--enable-prompt-tokens-details": None}
+DEFAULTS: Mapping[str, str | None] = {"--enable-prompt-tokens-details": None}
 """vLLM's options with the plugin, where the caller gives none."""
 BUNDLED_DEFAULTS: Mapping[str, str | None] = {
     "--dtype": "float32",
