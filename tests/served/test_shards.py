@@ -16,15 +16,16 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.keys import ArtifactKey
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import Patch
-from emblema.serve.beside import warming
-from emblema.serve.beside.warming import PartWarmer
 from emblema.serve.faults import ServeError
+from emblema.serve.front import warming
+from emblema.serve.front.engine import EngineClient
+from emblema.serve.front.engine_api import VLLM
+from emblema.serve.front.warming import Ask, PartWarmer
 from emblema.serve.keys import LOCAL
 from emblema.served import stored
 from emblema.served.shards import ShardStore, shard_id, shard_ids, shard_key
 from emblema.served.stored import StoreMemory
 from emblema.store import Store
-from emblema.vllm.engine_api import VLLM
 from emblema.work_pool import PoolSize, WorkPool
 from tests.link.pieces import LAYERS, chunk, zero_patch
 
@@ -103,7 +104,7 @@ class Shown:
         if self.late:
             self.threads.append(threading.Thread(target=self._second, args=(made,)))
             self.threads[-1].start()
-        pieces = {"model": "model", "chunks": [made.id], "forming": []}
+        pieces = {"model": "model", "chunks": [made.id], "forming": [], "shards": 2}
         told = {"media_tokens": made.tokens, "stored": False, "pieces": pieces}
         return {"kv_transfer_params": {"emblema": told}}
 
@@ -113,11 +114,17 @@ class Shown:
         self.store.flush()
 
 
+def part_warmer(store: Store, ask: Ask) -> PartWarmer:
+    """A warmer of an engine that is vLLM and has answered."""
+    engine = EngineClient("http://localhost", api=VLLM)
+    engine.model = "model"
+    return PartWarmer(store, engine, ask, WorkPool("tables", PoolSize(2, 2)))
+
+
 def test_a_part_is_kept_when_all_ranks_have_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warming, "store_salts", lambda tenant: (b"",))
     engine = Shown(store)
-    warmer = PartWarmer(store, "model", VLLM, 2, WorkPool("tables", PoolSize(2, 2)))
-    warmer.bind(engine.ask)
+    warmer = part_warmer(store, engine.ask)
     made, fresh = asyncio.run(warmer.warm_part(LOCAL, {"type": "image_url"}))
     assert fresh and made.pieces.keys() == set(shard_ids(share(0, 0).id, 2)) and all(made.pieces.values())
     again, fresh = asyncio.run(warmer.warm_part(LOCAL, {"type": "image_url"}))
@@ -133,8 +140,7 @@ def test_a_part_whose_second_share_never_comes_is_not_kept(store: Store, monkeyp
     monkeypatch.setattr(warming, "store_salts", lambda tenant: (b"",))
     monkeypatch.setattr(warming, "KEEPING_SECONDS", 0.2)
     monkeypatch.setattr(warming, "SHOWN_AT_MOST", 2)
-    warmer = PartWarmer(store, "model", VLLM, 2, WorkPool("tables", PoolSize(2, 2)))
-    warmer.bind(Shown(store, late=False).ask)
+    warmer = part_warmer(store, Shown(store, late=False).ask)
     with pytest.raises(BusyError):
         asyncio.run(warmer.warm_part(LOCAL, {"type": "image_url"}))
 
@@ -169,11 +175,10 @@ def test_what_a_file_is_stored_as_is_asked_for_and_nothing_is_kept_of_that(store
         answer = answers[len(asked) - 1]
         if isinstance(answer, Exception):
             raise answer
-        pieces = None if answer is None else {"model": "model", "forming": [], **answer}
+        pieces = None if answer is None else {"model": "model", "forming": [], "shards": 2, **answer}
         return {"kv_transfer_params": {"emblema": {"media_tokens": 4, "stored": True, "pieces": pieces}}}
 
-    warmer = PartWarmer(store, "model", VLLM, 2, WorkPool("tables", PoolSize(2, 2)))
-    warmer.bind(ask)
+    warmer = part_warmer(store, ask)
     assert asyncio.run(warmer.chunks_of(LOCAL, "file-1")) == (*shard_ids("a", 2), *shard_ids("b", 2))
     options = asked[0]["kv_transfer_params"]["emblema"]
     assert options["capture"] is False and options["forget"] is True

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import httpx
@@ -46,19 +46,13 @@ class TwoProcesses:
         self.front = subprocess.Popen(
             attached(line), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
-        until = time.monotonic() + 120
-        while not self._healthy():
-            assert self.front.poll() is None and time.monotonic() < until, self.front.communicate()
-            time.sleep(0.1)
+        assert self.front.stdout is not None
+        # The engine writes beside it.
+        self.written = list(iter_until(self.front.stdout, "ready on"))
+        assert self.written[-1].startswith("ready on"), self.front.communicate()
         self.others = psutil.Process(self.front.pid).children(recursive=True)
         assert len(self.others) == 2
         [self.engine] = [each for each in self.others if each.ppid() == self.front.pid]
-
-    def _healthy(self) -> bool:
-        try:
-            return httpx.get(f"{self.address}/health", timeout=5).status_code == 200
-        except httpx.HTTPError:
-            return False
 
     def ended(self) -> tuple[int, str, str]:
         """Return the exit status and what was written, once nothing is left."""
@@ -67,7 +61,15 @@ class TwoProcesses:
         for each in alive:
             each.kill()
         assert not alive, alive
-        return self.front.returncode, out, error
+        return self.front.returncode, "".join([*self.written, out]), error
+
+
+def iter_until(lines: Iterable[str], beginning: str) -> Iterator[str]:
+    """Yield lines up to one that begins so."""
+    for line in lines:
+        yield line
+        if line.startswith(beginning):
+            return
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
