@@ -115,6 +115,11 @@ class Calls:
         """Answer."""
         return await self._engine.async_generate(**given)
 
+    async def stream(self, **given: Any) -> Any:
+        """Answer in parts; return the last."""
+        parts = [part async for part in await self._engine.async_generate(stream=True, **given)]
+        return parts[-1]
+
     async def flush(self) -> bool:
         """Empty the prefix cache; False where requests are there."""
         return bool((await self._manager.flush_cache()).success)

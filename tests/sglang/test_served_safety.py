@@ -12,6 +12,7 @@ import torch
 from emblema.kv.layout import LayerRows
 from emblema.store import Store
 from emblema.store.identity import request_salt
+from tests.sglang.engine_process import EngineError
 from tests.vllm.models import Subject
 
 ATTEMPTS = 5
@@ -99,9 +100,31 @@ def test_a_request_for_log_probabilities_of_its_prompt_is_computed(served: Any, 
     served.forget_prefixes()
     assert served.ask(given, {"strategy": "blind"}).report["linked_tokens"] > 0
     told = served.ask(given, {"strategy": "blind"}, logprob_start_len=0)
-    assert told.report == {} and float((told.logits - plain.logits).abs().max()) <= 1e-5
-    line = "emblema: a request is computed plainly: log-probabilities of its prompt need every row computed"
-    assert served.log().count(line) == 1
+    reason = "log-probabilities of its prompt need every row computed"
+    assert (told.report["strategy"], told.report["remark"]) == ("plain", reason)
+    assert told.report["media_tokens"] > 0 and float((told.logits - plain.logits).abs().max()) <= 1e-5
+    assert served.log().count(f"emblema: a request is computed plainly: {reason}") == 1
+
+
+def test_a_reply_says_what_was_done_also_in_the_last_part_of_a_stream(served: Any, subject: Subject) -> None:
+    given = subject.prompt(2, seed=62)
+    served.learn(given)
+    answer = served.ask(given, {"strategy": "blind"}, tokens=4)
+    assert answer.cached == answer.report["linked_tokens"] == answer.report["media_tokens"]
+    served.forget_prefixes()
+    last = served.engine.call("stream", **served.body(given, {"strategy": "blind"}, tokens=4))["meta_info"]
+    (report,) = (report for report in last["emblema"] if report)
+    assert report == answer.report and last["cached_tokens"] == answer.cached
+    served.forget_prefixes()
+    read = served.ask(given, {"strategy": "query-12%"})
+    assert read.report["strategy"] == "plain" and "the plugin for SGLang has none" in read.report["remark"]
+
+
+@pytest.mark.parametrize("options", ["blind", {"strategi": 1}, {"margin": 7}, {"strategy": "no-such"}])
+def test_wrong_options_are_the_clients_error(served: Any, subject: Subject, options: Any) -> None:
+    for pictures in (0, 1):
+        with pytest.raises(EngineError, match="ValueError.*(emblema|margin|strategy)"):
+            served.ask(subject.prompt(pictures, seed=63), options)
 
 
 def test_aborts(served: Any, subject: Subject) -> None:

@@ -271,7 +271,7 @@ def test_a_request_that_asks_is_told_of_its_pieces(planner: RequestPlanner, stor
     ids = [chunk.id for _, chunk in plan.prompt.chunk_segments]
     report = planner.finish("1")
     assert report is not None and not report["stored"]
-    assert report["pieces"] == {"model": SPEC.fingerprint, "chunks": ids, "forming": ids}
+    assert report["pieces"] == {"model": SPEC.fingerprint, "chunks": ids, "forming": ids, "shards": 1}
     unplanned(planner, "2", request("a", "b", strategy="patch-25%"))
     assert "pieces" not in (planner.finish("2") or {})
 

@@ -36,11 +36,11 @@ def test_settings_name_what_is_wrong(given: dict[str, object], words: str) -> No
 
 @pytest.mark.slow
 def test_nothing_imports_vllm_unless_the_plugin_is_used() -> None:
-    names = "kv_worker, pages, planner, plugin, service, serving"
+    names = "kv_worker, pages, planner, plugin, serving"
     shared = "model_spec, request_plan, spans, staging"
     code = (
         f"import sys; import emblema, emblema.cli; from emblema.vllm import {names}; "
-        f"from emblema.served import {shared}; from emblema.serve.beside import resolving; "
+        f"from emblema.served import {shared}; from emblema.serve.front import app; "
         "assert 'vllm' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -99,7 +99,7 @@ class ServedRequest:
         """Return why it has to be computed plainly, whatever is stored; None if it may be linked."""
         if self.salt == SHARED_SALT.decode():
             return "its cache_salt is the shared library's"
-        if not all(item.digest for item in self.items):
+        if self.refusal is None and not all(item.digest for item in self.items):
             return "a picture is not there to be checked against its name"
         return self.refusal
 
@@ -123,6 +123,7 @@ class RequestPlan:
         lacking: whether patches are lacking, those that are not worth forming yet included.
         remark: why the plan is not what was asked for; None if it is.
         linked: cached rows that were taken so far.
+        patched: how many of them have a patch, where an engine counts them.
         weighed: whether it was decided if linking pays.
         awaits: whether it is to be planned again once what is missing was prefilled alone, as it is then read.
         failed: whether what it takes could not be read or written.
@@ -139,6 +140,7 @@ class RequestPlan:
     lacking: bool = False
     awaits: bool = False
     linked: int = field(default=0, init=False)
+    patched: int = field(default=0, init=False)
     weighed: bool = field(default=False, init=False)
     failed: bool = field(default=False, init=False)
     margin: float | None = field(default=None, init=False)
@@ -155,7 +157,7 @@ class RequestPlan:
 
     def restart(self) -> None:
         """Count from the start, as the engine schedules the request for the first time or after a preemption."""
-        self.linked = 0
+        self.linked = self.patched = 0
 
     def encodings(self, ready: int) -> tuple[tuple[str, str], ...]:
         """Return the stored chunks of pictures with rows from `ready` on, by the engine's names of these pictures.
@@ -176,7 +178,7 @@ class RequestPlan:
 
     def fail(self) -> None:
         """Have the rest of the request computed, as its cached rows could not be loaded."""
-        self.cached, self.linked, self.failed = CachedSpans(), 0, True
+        self.cached, self.linked, self.patched, self.failed = CachedSpans(), 0, 0, True
         self.remark = "stored rows could not be loaded; they were computed"
 
 

@@ -4,6 +4,7 @@ from emblema.served.model_spec import ModelSpec
 from emblema.served.request_plan import RequestPlan, ServedRequest
 
 PREFIX_HAS_IT = "the prefix cache has as much of it, exactly"
+COMPUTES_ALL = "the strategy computes all its rows"
 
 
 def report_of(plan: RequestPlan, spec: ModelSpec) -> dict[str, object]:
@@ -49,4 +50,4 @@ def _remark(plan: RequestPlan) -> str | None:
         return PREFIX_HAS_IT
     if plan.missing:
         return "some of its pictures are not stored yet"
-    return "; ".join(dict.fromkeys(own.reason for own in plan.plan.decisions)) or None
+    return "; ".join(dict.fromkeys(own.reason for own in plan.plan.decisions)) or COMPUTES_ALL

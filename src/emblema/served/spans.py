@@ -3,6 +3,7 @@
 There is no model and no engine in here.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from emblema.link.plan import LinkPlan, RowRange, RowSource
@@ -75,23 +76,19 @@ class CachedSpans:
     Attributes:
         spans: as rows of the prompt.
         exact: rows before this one are as plain prefill makes them, taken or not.
+        patched: runs of taken rows with a patch, in order.
     """
 
     spans: tuple[Rows, ...] = ()
     exact: int = 0
+    patched: tuple[Rows, ...] = ()
 
     @classmethod
     def of(cls, plan: LinkPlan, exact: int = 0) -> "CachedSpans":
         """Return the cached spans of a plan that pages support."""
-        spans: list[Rows] = []
-        for part in sorted(
-            (part for part in plan.ranges if part.source is RowSource.TAKEN), key=lambda part: part.start
-        ):
-            if spans and part.start <= spans[-1][1]:
-                spans[-1] = (spans[-1][0], max(spans[-1][1], part.stop))
-            else:
-                spans.append((part.start, part.stop))
-        return cls(tuple(spans), exact)
+        taken = [part for part in plan.ranges if part.source is RowSource.TAKEN]
+        patched = _joined((part.start, part.stop) for part in taken if part.patch is not None)
+        return cls(_joined((part.start, part.stop) for part in taken), exact, patched)
 
     def private_from(self, ready: int) -> int | None:
         """Return the first row from `ready` on that differs from plain prefill; None if there is none.
@@ -104,6 +101,10 @@ class CachedSpans:
     def after(self, ready: int) -> bool:
         """Return whether any span has rows from `ready` on."""
         return any(stop > ready for _, stop in self.spans)
+
+    def patched_rows(self, taken: Iterable[Rows]) -> int:
+        """Return how many of some taken rows have a patch."""
+        return sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a in taken for b in self.patched)
 
     def load(self, ready: int, rows: int) -> "LoadedRows | None":
         """Return what is done of a prompt of so many rows before its own rows are scheduled; None where nothing is.
@@ -144,6 +145,17 @@ class CachedSpans:
             computed.append((row, stop))
             return StepRows(taken, tuple(computed))
         return StepRows(taken, (*computed, (stop - 1, stop)), stand_in=True)
+
+
+def _joined(runs: Iterable[Rows]) -> tuple[Rows, ...]:
+    """Return the longest runs of the rows of some runs, in order."""
+    joined: list[Rows] = []
+    for start, stop in sorted(runs):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], stop))
+        else:
+            joined.append((start, stop))
+    return tuple(joined)
 
 
 def taken_rows(plan: LinkPlan, taken: tuple[Rows, ...]) -> LinkPlan:

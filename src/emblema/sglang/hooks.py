@@ -20,7 +20,7 @@ from emblema.served.settings import PluginSettings
 from emblema.served.shards import ShardStore
 from emblema.sglang.linked_forward import LinkedForward
 from emblema.sglang.request_links import RequestLink, RequestLinks
-from emblema.sglang.requests import describe_request, marked_key, solo_media
+from emblema.sglang.requests import describe_request, marked_key, options_of, refuse, solo_media
 from emblema.sglang.run_attention import RunAttention
 from emblema.store import Store
 from emblema.store.settings import StoreSettings
@@ -28,6 +28,7 @@ from emblema.store.settings import StoreSettings
 _log = logging.getLogger(__name__)
 ENGINE = "sglang-1"
 """The engine, and the version of how its chunks are captured."""
+LANES = "leading, patch; auto links whatever the policy allows"
 HELD_PAUSE = 0.0005
 """Seconds between two looks at requests that are planned while nothing else is to be done."""
 _TAKEN = "emblema 2026-11 sglang taken rows 1"
@@ -80,14 +81,22 @@ class SchedulerHooks:
                 runner, scheduler.token_to_kv_pool_allocator, spec, links, keeper, self._captures, self._attention
             )
             self._links = links
+            _log.info("emblema: %s %s is linked by lanes %s", spec.version, spec.fingerprint[:8], LANES)
         except (EmblemaError, OSError) as error:
             _log.warning("emblema: nothing is linked or kept by this server: %s", error)
 
     # requests
 
     def hold(self, queue: Callable[..., None], scheduler: Any, request: Any, *given: Any, **named: Any) -> None:
-        """Hold a request with pictures until it is planned; SGLang queues others at once."""
+        """Hold a request with pictures until it is planned; SGLang queues others at once, and answers wrong options."""
         links = self._links
+        if request.finished_reason is None:
+            try:
+                options_of(request)
+            except EmblemaError as error:
+                refuse(request, str(error))
+                queue(scheduler, request, *given, **named)
+                return
         media = request.multimodal_inputs
         if links is None or media is None or not media.mm_items or request.finished_reason is not None:
             queue(scheduler, request, *given, **named)

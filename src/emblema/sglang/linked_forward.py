@@ -14,12 +14,13 @@ from emblema.served.captures import CaptureQueue, ChunkCapture
 from emblema.served.keeping import PieceKeeper
 from emblema.served.model_spec import ModelSpec
 from emblema.served.request_plan import RequestPlan
-from emblema.served.request_report import report_of
+from emblema.served.request_report import plain_report, report_of
 from emblema.served.spans import StepRows
 from emblema.sglang.batch_rewriter import RewrittenBatch, may_rewrite, rewrite_batch, share_runs, solo_batch
 from emblema.sglang.encodings import encoding_of, hand_over
 from emblema.sglang.pool_rows import PoolRows
 from emblema.sglang.request_links import RequestLink, RequestLinks, count_linked
+from emblema.sglang.requests import count_cached
 from emblema.sglang.run_attention import RunAttention
 
 _log = logging.getLogger(__name__)
@@ -156,7 +157,10 @@ class LinkedForward:
         name, plan = batch.rids[index], link.plan
         self._links.complete(name, link)
         if plan is None:
-            return None
+            return plain_report(link.request, link.refusal)
+        if not link.counted:
+            count_cached(plan.request.source, plan.linked)
+        link.counted = True
         if self._captures is not None and plan.request.options.get("forget") is True:
             self._captures.drop(plan)
             self._keeper.forget(plan.request.store_salt, [chunk.id for _, chunk in plan.prompt.chunk_segments])
@@ -235,4 +239,4 @@ class LinkedForward:
 
 
 def _tokens(link: RequestLink) -> int:
-    return 0 if link.plan is None else link.plan.prompt.tokens
+    return len(link.request.token_ids)

@@ -5,7 +5,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import count
 from queue import SimpleQueue
 
@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 REMEMBERED_LINKS = 1024
 """Requests whose plans are remembered, as one that is retracted takes its rows again."""
 STAGING_SECONDS = 30.0
+SECOND_PASS = "the plugin for SGLang has none"
 
 
 @dataclass(slots=True)
@@ -31,20 +32,26 @@ class RequestLink:
     """A request's plan, and how far it is carried out.
 
     Attributes:
+        request: what is planned.
         plan: it; None while it is made, and where the request cannot be planned.
+        refusal: why it is not planned.
         planned: set once it is made.
         order: number of what is staged for it; None for nothing.
         since: when that was ordered, seconds.
         stand_in: whether the last step computed a row that is to be taken.
         complete: whether the whole prompt is there.
+        counted: whether its taken rows count as cached: they do once, however often it is retracted.
     """
 
-    planned: threading.Event
+    request: ServedRequest
+    planned: threading.Event = field(default_factory=threading.Event)
     plan: RequestPlan | None = None
+    refusal: str = "it could not be planned"
     order: int | None = None
     since: float = 0.0
     stand_in: bool = False
     complete: bool = False
+    counted: bool = False
 
     def step_rows(self, start: int, stop: int) -> StepRows | None:
         """Return what a step does of some rows; None where it computes them all."""
@@ -64,13 +71,13 @@ class RequestLinks:
     """
 
     def __init__(self, spec: ModelSpec, store: Store, settings: PluginSettings) -> None:
-        self._planning = RequestPlanning(spec, store, settings.strategy, self._log_once)
+        self._planning = RequestPlanning(spec, store, settings.strategy, self._log_once, second_pass=SECOND_PASS)
         self._measured = LaneMeasurements(store, settings.measured or spec.fingerprint)
         self._stager = RowStager(ShardStore(store))
         self._links: OrderedDict[str, RequestLink] = OrderedDict()
         self._numbers = count(1)
         self._logged: set[str] = set()
-        self._work: SimpleQueue[tuple[ServedRequest, RequestLink] | None] = SimpleQueue()
+        self._work: SimpleQueue[RequestLink | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="emblema-plan", daemon=True)
         self._thread.start()
 
@@ -86,8 +93,8 @@ class RequestLinks:
             if link.plan is not None:
                 link.plan.restart()
         else:
-            link = self._links[request_id] = RequestLink(threading.Event())
-            self._work.put((request, link))
+            link = self._links[request_id] = RequestLink(request)
+            self._work.put(link)
         self._links.move_to_end(request_id)
         while len(self._links) > REMEMBERED_LINKS:
             old, _ = self._links.popitem(last=False)
@@ -149,19 +156,22 @@ class RequestLinks:
     # the thread
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            request, link = work
+        while (link := self._work.get()) is not None:
             try:
-                link.plan = self._plan(request)
+                link.plan = self._plan(link)
             except Exception:
                 # No error of a plan may end the server: the request is computed.
                 _log.exception("emblema: a request is computed plainly, as it could not be planned")
+            if link.plan is None:
+                # Links are remembered for long, and pictures are large.
+                link.request = replace(link.request, source=None, digests=None)
             link.planned.set()
 
-    def _plan(self, request: ServedRequest) -> RequestPlan | None:
-        request = request.checked()
+    def _plan(self, link: RequestLink) -> RequestPlan | None:
+        request = link.request.checked()
         refusal = request.why_plain()
         if refusal is not None:
+            link.refusal = refusal
             self._log_once(f"a request is computed plainly: {refusal}")
             return None
         return self._planning.plan(request, measured=self._measured.of(request.store_salt))

@@ -1,7 +1,7 @@
 """SGLang's requests as the plugin needs them, by private names of SGLang's."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from emblema.served.captures import ChunkCapture
 from emblema.served.media_digest import add_to_digest
+from emblema.served.request_options import read_options
 from emblema.served.request_plan import MediaItem, ServedRequest
 
 _SHOWN = "emblema 2026-11 sglang shown media 1"
@@ -23,18 +24,22 @@ def describe_request(request: Any) -> ServedRequest:
     media = request.multimodal_inputs
     shown = [] if media is None else list(media.mm_items)
     refusal = _refusal(request, shown)
-    items = () if refusal is not None else tuple(_described(index, item) for index, item in enumerate(shown))
-    options = (request.sampling_params.custom_params or {}).get(OPTIONS)
+    items = tuple(_described(index, item) for index, item in enumerate(shown))
     salt = "\0".join(part for part in (request.cache_salt, _own_key(request)) if part)
     return ServedRequest(
         tuple(request.origin_input_ids_unpadded),
         items,
         salt or None,
-        options if isinstance(options, dict) else {},
+        options_of(request),
         refusal,
         request,
         partial(_digests, shown) if refusal is None else None,
     )
+
+
+def options_of(request: Any) -> Mapping[str, Any]:
+    """Return a request's options; EmblemaError where they are not right."""
+    return read_options((request.sampling_params.custom_params or {}).get(OPTIONS))
 
 
 def marked_key(request: Any, mark: str) -> str:
@@ -47,8 +52,10 @@ def _own_key(request: Any) -> str:
 
 
 def _described(index: int, item: Any) -> MediaItem:
-    ((start, last),) = item.offsets
-    return MediaItem(index, "image", str(item.hash), start, last - start + 1, _grid(item))
+    places = item.offsets or []
+    start = places[0][0] if places else 0
+    tokens = sum(last - first + 1 for first, last in places)
+    return MediaItem(index, "image", str(item.hash), start, tokens, _grid(item))
 
 
 def _grid(item: Any) -> tuple[int, int, int] | None:
@@ -91,6 +98,16 @@ def _refusal(request: Any, items: Sequence[Any]) -> str | None:
     if not all(item.offsets is not None and len(item.offsets) == 1 for item in items):
         return "a picture of it stands at several places"
     return None
+
+
+def count_cached(request: Any, rows: int) -> None:
+    """Have a reply report rows that were taken as cached, beside those that the radix tree had."""
+    request.cached_tokens += rows
+
+
+def refuse(request: Any, error: str) -> None:
+    """Have a request answered by an error of the client's (400), before it is queued."""
+    request.set_finish_with_abort(error)
 
 
 def solo_media(request: ServedRequest, item: MediaItem, capture: ChunkCapture) -> Any:

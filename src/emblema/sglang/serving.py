@@ -21,7 +21,7 @@ OTHER_LISTENERS = (
 )  # fmt: skip
 """Options with which others than SGLang's one HTTP server listen, and ask for no key."""
 OTHER_VARIABLES = ("SGLANG_GRPC_PORT", "SGLANG_RUST_SERVER")
-DEFAULTS: Mapping[str, str | None] = {"--skip-server-warmup": None}
+DEFAULTS: Mapping[str, str | None] = {"--skip-server-warmup": None, "--enable-cache-report": None}
 """SGLang would warm up for longer than small models answer."""
 BUNDLED_DEFAULTS: Mapping[str, str | None] = {
     "--dtype": "float32",

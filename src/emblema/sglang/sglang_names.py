@@ -17,7 +17,7 @@ NAMES: tuple[NamesOf, ...] = (
         "sglang.srt.managers.schedule_batch", "Req",
         "rid origin_input_ids origin_input_ids_unpadded multimodal_inputs sampling_params cache_salt extra_key lora_id "
         "input_embeds positional_embed_overrides session return_logprob logprob_start_len return_hidden_states "
-        "finished_reason is_retracted",
+        "finished_reason is_retracted cached_tokens set_finish_with_abort",
     ),
     names_of(
         "sglang.srt.managers.schedule_batch", "MultimodalInputs",

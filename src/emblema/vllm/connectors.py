@@ -43,6 +43,7 @@ from emblema.vllm.pages import Pages
 from emblema.vllm.planner import RequestPlanner
 from emblema.vllm.prompt_counts import LinkedCounters, LinkedStats, PromptCounts, StoreMeter, joined
 from emblema.vllm.prompt_loads import PromptLoads
+from emblema.vllm.prompt_rows import PromptRows
 from emblema.vllm.question_runs import QuestionRuns
 from emblema.vllm.serving import WORKER
 from emblema.vllm.side_rows import CaptureRuns
@@ -109,9 +110,9 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
         # The scheduler's side: requests that have not ended, and those of them that have not been scheduled yet.
         self._requests: dict[str, Any] = {}
         self._waiting: set[str] = set()
-        # Those of them whose pages have names of their own; and how many rows another connector gave of each.
+        # Those of them whose pages have names of their own.
         self._private: set[str] = set()
-        self._given: dict[str, int] = {}
+        self._rows = PromptRows()
         self._running: set[str] = set()
         # Requests that wait for rows once they have pages, with the rows that the prefix cache has of them.
         self._to_load: dict[str, int] = {}
@@ -382,7 +383,7 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         ready = self._to_load.pop(request.request_id, None)
         if ready is not None and num_external_tokens > 0:
-            self._given[request.request_id] = 0
+            self._rows.await_load(request)
             self._planner.begin_load(request.request_id, ready, internals.waiting_prompt(request, blocks))
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
@@ -403,10 +404,9 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
         step = replace(step, encodings={name: pictures for name, pictures in staged.items() if pictures})
         for name in scheduled:
             plan = self._planner.get(name)
+            if name in self._requests:
+                self._rows.follow(self._requests[name], plan)
             if plan is not None and name in self._requests:
-                request = self._requests[name]
-                given = self._given.setdefault(name, internals.external_rows(request))
-                internals.count_cached(request, given + plan.linked)
                 self.captures.capture(plan)
         for plan in self._planner.take_wanted():
             self.captures.capture(plan, urgent=True)
@@ -428,7 +428,10 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
             self._planner.note(message.report)
             self.captures.finish(message.report.captured)
         for name in connector_output.finished_recving or ():
-            self._planner.end_load(name, succeeded=name not in connector_output.failed_recving)
+            failed = name in connector_output.failed_recving
+            self._planner.end_load(name, succeeded=not failed)
+            if failed and name in self._requests:
+                self._rows.fail_load(self._requests[name])
 
     def _blocks_of(self, request_id: str) -> tuple[int, ...]:
         return () if self._blocks is None else tuple(self._blocks(request_id)[0])
@@ -469,9 +472,9 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
         self._to_load.pop(name, None)
         self._waiting.discard(name)
         self._private.discard(name)
-        self._given.pop(name, None)
         plan = self._planner.get(name)
         report = self._planner.finish(name)
+        self._prompts.note_rows(self._rows.end(request))
         # What is shown by the service itself is nobody's prompt.
         if "pieces" not in (report or {}):
             self._prompts.note(plan, report)

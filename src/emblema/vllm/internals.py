@@ -126,11 +126,22 @@ def external_rows(request: Any) -> int:
     return 0 if stats is None else int(stats.num_external_cached_tokens)
 
 
-def count_cached(request: Any, rows: int) -> None:
-    """Have a reply report rows that were given from outside as cached, beside those that the prefix cache had."""
+def is_counted(request: Any) -> bool:
+    """Return whether vLLM has counted a request's rows, as it does with the first token."""
+    return request.prefill_stats is None
+
+
+def count_given(request: Any, rows: int) -> bool:
+    """Have rows that were given from outside count as cached, beside those that the prefix cache had.
+
+    Returns:
+        Whether they do: not once the rows are counted, nor after a preemption.
+    """
     stats = request.prefill_stats
-    if stats is not None and request.num_preemptions == 0:
-        stats.set(request.num_prompt_tokens, stats.num_local_cached_tokens, rows)
+    if stats is None or request.num_preemptions:
+        return False
+    stats.set(request.num_prompt_tokens, stats.num_local_cached_tokens, rows)
+    return True
 
 
 def page_kind(config: Any) -> torch.dtype:

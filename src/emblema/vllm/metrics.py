@@ -1,6 +1,6 @@
 """vLLM's and the plugin's metrics under the names of the embedded engine's server, so that one dashboard shows both."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -55,7 +55,7 @@ class SharedNames(Collector):
                 continue
             samples = [sample._replace(name=sample.name.replace(name, shared, 1)) for sample in metric.samples]
             if shared == "emblema_prompt_rows" and ROWS in found:
-                samples += _rows(found[ROWS])
+                samples = _summed([*samples, *_rows(found[ROWS])])
             yield _metric(shared, metric, samples)
 
 
@@ -65,6 +65,19 @@ def _rows(metric: Metric) -> Iterator[Sample]:
         if source is not None:
             name = sample.name.replace(ROWS, "emblema_prompt_rows", 1)
             yield sample._replace(name=name, labels={**sample.labels, "source": source})
+
+
+def _summed(samples: Iterable[Sample]) -> list[Sample]:
+    """Return samples of counts; the values of those with the same name and labels are added."""
+    summed: dict[tuple[str, frozenset[tuple[str, str]]], Sample] = {}
+    for sample in samples:
+        key = (sample.name, frozenset(sample.labels.items()))
+        known = summed.get(key)
+        if known is None:
+            summed[key] = sample
+        elif sample.name.endswith("_total"):
+            summed[key] = known._replace(value=known.value + sample.value)
+    return list(summed.values())
 
 
 def _metric(name: str, like: Metric, samples: list[Sample]) -> Metric:

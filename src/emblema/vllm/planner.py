@@ -340,7 +340,7 @@ class RequestPlanner:
         loaded = plan.cached.load(ready, plan.prompt.tokens)
         if loaded is not None:
             self._stagings[request_id].stepped = True
-            plan.linked = loaded.linked
+            plan.linked, plan.patched = loaded.linked, plan.cached.patched_rows(loaded.taken)
             self._links.add(request_id)
             self._link_orders.append(LinkOrder(request_id, prompt, loaded.taken, loaded.computed))
 

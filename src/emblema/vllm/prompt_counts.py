@@ -9,17 +9,17 @@ from typing import Any, get_args
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from emblema.errors import StoreError
-from emblema.link.plan import RowSource
 from emblema.served.request_plan import RequestPlan
 from emblema.store import Store
 from emblema.store.statistics import CounterName
+from emblema.vllm.prompt_rows import GivenRows
 
 _log = logging.getLogger(__name__)
 COUNTERS = {
     "linked_tokens": "Rows of media taken from the store in place of computing them.",
     "linked_bytes": "Bytes of KV written into pages for them.",
     "encodings": "Encoder outputs handed over in place of running the encoder.",
-    "dropped": "Chunks and prompts whose rows were not kept, as too many bytes of rows waited to be stored.",
+    "dropped": "Chunks and prompts whose rows were not kept, as too many prompts or bytes of rows waited to be stored.",
     "fallbacks": "Prompts not linked as asked.",
 }
 LABELLED = {
@@ -48,27 +48,20 @@ class PromptCounts:
     def note(self, plan: RequestPlan | None, report: Mapping[str, Any] | None) -> None:
         """Count a prompt by its plan, None for one without media or computed plainly, and what its reply reports."""
         lane = "plain" if report is None else str(report["strategy"])
-        linked = 0 if plan is None else plan.linked
-        patched = 0 if plan is None or not linked else _patched_rows(plan)
         self._counts[f"queries {lane}"] += 1
-        self._counts[f"hits {lane}"] += linked > 0
-        self._counts["prompt_rows patched"] += patched
-        self._counts["prompt_rows taken"] += max(0, linked - patched)
+        self._counts[f"hits {lane}"] += plan is not None and plan.linked > 0
         self._counts["fallbacks"] += plan is not None and plan.remark is not None
+
+    def note_rows(self, given: GivenRows) -> None:
+        """Count the rows of a prompt that vLLM counts as given from outside; it counts the others."""
+        self._counts["prompt_rows prefix"] += given.other
+        self._counts["prompt_rows patched"] += given.patched
+        self._counts["prompt_rows taken"] += given.linked - given.patched
 
     def take(self) -> dict[str, int]:
         """Return what was counted since the last call."""
         counts, self._counts = self._counts, Counter()
         return {name: count for name, count in counts.items() if count}
-
-
-def _patched_rows(plan: RequestPlan) -> int:
-    """Return how many of a plan's taken rows are patched."""
-    rows: set[int] = set()
-    for part in plan.plan.ranges:
-        if part.source is RowSource.TAKEN and part.patch is not None:
-            rows.update(range(part.start, part.stop))
-    return len(rows)
 
 
 class StoreMeter:
@@ -143,7 +136,7 @@ class LinkedCounters(KVConnectorPromMetrics):
             for name, (label, words) in HELD.items()
         }
         self._lanes: set[str] = set()
-        known = {"prompt_rows": ("taken", "patched"), "store_events": get_args(CounterName), BYTES: TIERS}
+        known = {"prompt_rows": ("prefix", "taken", "patched"), "store_events": get_args(CounterName), BYTES: TIERS}
         names = [f"{name} {label}" for name, labels in known.items() for label in labels]
         for engine in per_engine:
             self.observe(dict.fromkeys((*COUNTERS, *names), 0), engine)

@@ -93,7 +93,7 @@ class ReadingState:
     Attributes:
         plan: the request's.
         again: what is chosen, of the rows that vLLM's prefix cache did not have.
-        taken: how many rows are taken.
+        taken: the rows that are taken, as runs.
         report: what its question attends, as far as workers have said; None before the first.
         chosen: the rows that were chosen, as runs.
         margin: of its answer, once it has one.
@@ -102,7 +102,7 @@ class ReadingState:
 
     plan: RequestPlan
     again: Recomputation
-    taken: int
+    taken: tuple[Rows, ...]
     report: QuestionReport | None = None
     chosen: tuple[Rows, ...] = ()
     margin: float | None = None
@@ -142,7 +142,7 @@ class QuestionReader:
         if again is None:
             raise ValueError("this plan has nothing to be read")
         taken = tuple((max(start, ready), stop) for start, stop in plan.cached.spans if stop > ready)
-        self._under_way[request_id] = ReadingState(plan, again, sum(stop - start for start, stop in taken))
+        self._under_way[request_id] = ReadingState(plan, again, taken)
         texts = computed_rows(plan.plan, ready, again.question[0])
         self._orders.append(
             ReadingOrder(request_id, prompt, taken, texts, again.question, plan.plan.least_margin or 0.0)
@@ -187,9 +187,9 @@ class QuestionReader:
             plan.margin = state.margin
             if plan.margin is not None and plan.plan.decisions:
                 self._outcomes.append(succeeded)
-            chosen = sum(stop - start for start, stop in state.chosen)
             if succeeded:
-                plan.linked = state.taken - chosen
+                plan.linked = _count(state.taken) - _count(state.chosen)
+                plan.patched = plan.cached.patched_rows(state.taken) - plan.cached.patched_rows(state.chosen)
             elif plan.margin is None:
                 plan.decline(LOST)
             else:
@@ -201,6 +201,10 @@ class QuestionReader:
         Any thread may ask.
         """
         return draw_unsure_share([not succeeded for succeeded in tuple(self._outcomes)[-LATEST:]], prompt)
+
+
+def _count(runs: Sequence[Rows]) -> int:
+    return sum(stop - start for start, stop in runs)
 
 
 def reading_of(plan: LinkPlan, ready: int) -> Recomputation | None:

@@ -92,6 +92,8 @@ def test_without_keys_files_are_resolved_and_nothing_is_named(tmp_path: Path) ->
         for wrong in ({"strategi": "blind"}, "blind", {"strategy": "magic"}):
             refused = client.post(CHAT, json=shown(id) | {"kv_transfer_params": {"emblema": wrong}})
             assert refused.status_code == 400 and refused.json()["error"]["param"] == "emblema"
+            other = client.post("/v1/completions", json={"prompt": "a", "kv_transfer_params": {"emblema": wrong}})
+            assert other.status_code == 400 and other.json() == refused.json()
         assert client.post("/v1/completions", json={"prompt": "x"}).json() == {"prompt": "x"}
         assert client.get("/v1/models").status_code == client.get("/health").status_code == 200
         for path, form in FORMS.items():

@@ -13,6 +13,7 @@ from emblema.serve import faults
 from emblema.serve.endpoints import SHARED, Endpoint, add_endpoints
 from emblema.serve.faults import ServeError, missing
 from emblema.serve.front.body_media import FORMS
+from emblema.serve.front.engine_body import check_options
 from emblema.serve.front.front import Front
 from emblema.serve.front.relay import RelayedReply, relay
 from emblema.serve.front.reply_notes import ReplyNotes
@@ -80,7 +81,10 @@ async def _passed_on(request: Request, front: Front) -> RelayedReply:
         raise missing("route", path)
     if not _begins(path, OPEN) and await tenant_of(request) is not LOCAL and not _begins(path, OFFERED):
         raise _not_offered(path)
-    return await relay(request, front.engine, await request.body(), front.settings.deadline)
+    body = await request.body()
+    if b'"emblema"' in body:
+        await front.pools.tables.run(LOCAL.owner, check_options, body, await front.engine.learn())
+    return await relay(request, front.engine, body, front.settings.deadline)
 
 
 def _not_offered(path: str) -> ServeError:

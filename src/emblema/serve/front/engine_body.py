@@ -56,6 +56,17 @@ def read_body(
     return body, _take_breakpoints(body) if api.options_in is not None else ()
 
 
+def check_options(raw: bytes, api: EngineApi) -> None:
+    """Refuse a body of one of the engine's other routes whose options of the plugin are not right: `ServeError`."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError):
+        # The engine refuses it, in its own words.
+        return
+    if isinstance(body, dict):
+        _give_options(body, api, {})
+
+
 def write_body(body: dict[str, Any], tenant: Tenant, api: EngineApi) -> bytes:
     """Return a body with what follows from its key, as JSON; `ServeError` where a field is not right."""
     salt = cache_salt(tenant)
@@ -64,14 +75,18 @@ def write_body(body: dict[str, Any], tenant: Tenant, api: EngineApi) -> bytes:
     strategy = body.pop("strategy", None)
     if strategy is not None and api.options_in is None:
         raise ServeError(400, f"strategy is for vLLM and SGLang: {api.name} is neither", None, "strategy")
-    try:
-        give_options(body, api, {} if strategy is None else read_options({"strategy": strategy}))
-    except EmblemaError as error:
-        raise ServeError(400, str(error), None, "emblema") from error
+    _give_options(body, api, {} if strategy is None else {"strategy": strategy})
     try:
         return json.dumps(body, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError) as error:
         raise ServeError(400, f"the body cannot be written as JSON again: {error}") from error
+
+
+def _give_options(body: dict[str, Any], api: EngineApi, options: dict[str, Any]) -> None:
+    try:
+        give_options(body, api, read_options(options))
+    except EmblemaError as error:
+        raise ServeError(400, str(error), None, "emblema") from error
 
 
 def _expand_caches(body: dict[str, Any], tenant: Tenant, caches: CacheStore) -> None:
