@@ -1,8 +1,9 @@
 """Write the demo's pictures, its clip, its walk and demo.json into the package: `python -m training.demo_media`.
 
 Three legends of seven colours, twenty maps with one icon each, and a clip of four scenes with the other three colours
-and four icons, so that pictures and clip can stand in one prompt without contradicting each other. The walk is
-a video that `reference-stream` can read: an ego stream of 64 frames, one every two seconds.
+and four icons, so that pictures and clip can stand in one prompt without contradicting each other. Three larger pages
+have the icons of the first maps. The walk is a video that `reference-stream` can read: an ego stream of 64 frames, one
+every two seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from benchmarks.tasks.tiles import COLOUR_COUNT, ICON_NAMES, LAND_COUNT, assembl
 from benchmarks.tasks.world import Legend, Map
 
 OUT = Path(__file__).parents[1] / "src/emblema/assets/demo"
-SIDE = 8
+SIDE, LARGE = 8, 20
+"""Cells along a page's side, and along a larger one's, which pays to be taken from a store also on a small model."""
 SHARES = (3, 2, 2)
 MAPS = 20
 OPENINGS = (
@@ -88,6 +90,9 @@ def main() -> None:
     clip = SceneClip(tuple(scenes))
     names = [f"legend-{index + 1}" for index in range(len(legends))] + [f"map-{index + 1:02d}" for index in range(MAPS)]
     files = [write_page(page, options.out / name).name for name, page in zip(names, [*legends, *maps], strict=True)]
+    drawn = np.random.default_rng([options.seed, LARGE])
+    for index in range(3):
+        write_page(map_page(drawn, LARGE, known, [icons[index]]), options.out / f"page-{index + 1}")
     write_page(clip, options.out / "clip")
     write_walk(options.out / "walk.mp4")
     pictures = Episode(options.seed, (*legends, *maps), ())

@@ -23,10 +23,11 @@ def load(
     rates: Annotated[
         str | None, typer.Option(help="Requests a second of a server, such as 0,4,8,inf; one after another without.")
     ] = None,
-    shape: Annotated[
-        str, typer.Option(help="The random model of `first` and of --model random: 137m, or qwen2.5-vl-7b for a GPU.")
-    ] = "137m",
+    shape: Annotated[str, typer.Option(help="The model of random weights: 137m, or qwen2.5-vl-7b for a GPU.")] = "137m",
     dtype: Annotated[str, typer.Option(help="Of that model: bfloat16, float16 or float32.")] = "float32",
+    random: Annotated[
+        bool, typer.Option("--random", help="Measure all stages of servers on that model, not only `first`.")
+    ] = False,
     page: Annotated[bool, typer.Option("--page", help="Measure nothing: write the page of the figures.")] = False,
     seed: DrawnSeed = None,
     report: Report = Path("build/load"),
@@ -50,7 +51,9 @@ def load(
         command = f"python -m benchmarks {shlex.join(sys.argv[1:])}" + (f" --seed {chosen}" if seed is None else "")
         names = SIX if stages is None else parts_of(stages, STAGES)
         sent = rates_of(rates)
-        bench = LoadBench(model, lambda: model_loader(device, screen)(model), command, chosen, screen, shape, dtype)
+        bench = LoadBench(
+            model, lambda: model_loader(device, screen)(model), command, chosen, screen, shape, dtype, random
+        )
         for engine in parts_of(engines, ENGINES):
             for stage, traffic in stages_of(names, requests, pages, shown).items():
                 put(found, bench.measure(engine, stage, traffic, comma_list(methods or ""), sent))

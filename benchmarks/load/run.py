@@ -23,7 +23,7 @@ from benchmarks.load.figures import Figures, rate_figures, stage_figures
 from benchmarks.load.requests import LoadRequest, Traffic, TrafficShape, traffic_of
 from benchmarks.load.server_arm import ServerArm
 from benchmarks.load.servers import random_model, serving, without_cache
-from benchmarks.load.stages import AUTO, ENGINE, FIRST, FULL, RANDOM, TALKS, LoadAnswer, methods_of
+from benchmarks.load.stages import AUTO, ENGINE, FIRST, FULL, TALKS, LoadAnswer, methods_of
 from benchmarks.table import Bar
 from benchmarks.window.arms import counted_rows
 from benchmarks.window.experiment import Row
@@ -47,7 +47,8 @@ class LoadBench:
     Attributes:
         load: loads the model for the embedded engine.
         command: how the figures are asked for.
-        shape, dtype: of the random model, on which the stage `first` is measured and others where `model` says so.
+        shape, dtype: of a model of random weights, on which the stage `first` is measured.
+        random: whether the other stages of servers are, too.
     """
 
     model: str
@@ -57,6 +58,7 @@ class LoadBench:
     screen: Console
     shape: str = "137m"
     dtype: str = "float32"
+    random: bool = False
 
     def measure(
         self, engine: str, name: str, shape: TrafficShape, methods: Sequence[str], rates: Sequence[float] = ()
@@ -82,7 +84,7 @@ class LoadBench:
             found, bars = self.stage(engine, name, shape, traffic, methods)
         where, load = environment(), f"{before:.1f} to {os.getloadavg()[0]:.1f}"
         device = f"{where['device']}, {where['cores']} cores, {where['threads']} thread, torch {where['torch']}"
-        model = f"random, {self.shape}, {self.dtype}" if self._random(name) else self.model
+        model = f"random, {self.shape}, {self.dtype}" if self._has_random_weights(name) else self.model
         part = {"part": "rates" if rates else "stages"}
         told = {"model": model, "command": self.command, "device": device, "date": where["date"], "load": load}
         found |= {"runs": [{**part, **told}], "bars": [part | bar.data() for bar in bars]}
@@ -113,16 +115,16 @@ class LoadBench:
     ) -> tuple[Figures, list[Bar]]:
         """Measure every arm of a server at rates that rise until its answers a second do not.
 
-        Every rate has requests of its own. The first arm's answers to them, one after another, are what the others' are
-        compared with.
+        Every rate has requests of its own. What the answers are compared with comes from one more tenant, by the first
+        strategy, one request after another: no arm has seen a request before it is timed.
         """
         share = len(traffic.requests) // len(rates)
         rows: list[Row] = []
-        with self.arms(engine, name, traffic, methods) as arms:
+        with self.arms(engine, name, traffic, [methods[0], *methods]) as (compared, *arms):
             most, left = dict.fromkeys([arm.name for arm in arms], 0.0), list(arms)
             for place, rate in enumerate(sorted(rates)):
                 requests = traffic.requests[place * share : (place + 1) * share]
-                plain = [answer.text for answer in send_at_rate(arms[0], requests, 0, self.seed)[0]]
+                plain = [answer.text for answer in send_at_rate(compared, requests, 0, self.seed)[0]]
                 for arm in turned(left, place):
                     arm.settle()
                     spent = arm.processor()
@@ -154,17 +156,21 @@ class LoadBench:
         model, more = self.model, list[str]()
         with TemporaryDirectory(prefix="emblema-load-") as place:
             folder = Path(place)
-            if self._random(stage):
+            if self._has_random_weights(stage):
                 model = str(random_model(folder / self.shape, self.shape))
                 more = ["--dtype", self.dtype, "--load-format", "dummy"]
             if stage == FIRST:
                 more += without_cache(engine)
             with serving(engine, model, folder, more) as server:
-                yield [ServerArm(name, server, traffic) for name in names]
+                any_margin = self._has_random_weights(stage)
+                yield [
+                    ServerArm(name, server, traffic, f"{number} {name}", any_margin)
+                    for number, name in enumerate(names)
+                ]
 
-    def _random(self, stage: str) -> bool:
+    def _has_random_weights(self, stage: str) -> bool:
         """Return whether a stage is measured on a model of random weights."""
-        return stage == FIRST or self.model == RANDOM
+        return stage == FIRST or self.random
 
     def _embedded(self, stage: str, traffic: Traffic, names: Sequence[str]) -> dict[str, list[LoadAnswer]]:
         engine = self.load()

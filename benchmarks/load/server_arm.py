@@ -14,7 +14,7 @@ from PIL import Image
 
 from benchmarks.load.requests import LoadRequest, Picture, Reply, Traffic
 from benchmarks.load.servers import LoadServer, processor_seconds, settle
-from benchmarks.load.stages import SERVE, SGLANG, LoadAnswer
+from benchmarks.load.stages import SERVE, SGLANG, VLLM, LoadAnswer
 from emblema.errors import EmblemaError, PromptError
 
 JSON = {"Content-Type": "application/json"}
@@ -48,11 +48,19 @@ class ServerArm:
 
     Pages that are not sent with prompts `emblema serve` is given before. Other servers are shown them, and they are
     sent with every prompt.
+
+    Args:
+        name: the strategy.
+        tenant: a name of its own.
+        any_margin: whether an answer after a second pass stands by any margin: those of random weights have none.
     """
 
-    def __init__(self, name: str, server: LoadServer, traffic: Traffic) -> None:
+    def __init__(self, name: str, server: LoadServer, traffic: Traffic, tenant: str, any_margin: bool = False) -> None:
         self.name, self.server, self.traffic = name, server, traffic
-        head = {"Authorization": f"Bearer {server.keys.add(name)}"}
+        self._options: dict[str, Any] = {"strategy": name}
+        if any_margin and server.engine == VLLM:
+            self._options = {"kv_transfer_params": {"emblema": {"strategy": name, "margin": 0}}}
+        head = {"Authorization": f"Bearer {server.keys.add(tenant)}"}
         # As many clients as there are requests at a rate may wait together.
         limits = httpx.Limits(max_connections=None)
         self._http = httpx.Client(base_url=server.address, timeout=600, headers=head, limits=limits, trust_env=False)
@@ -84,7 +92,7 @@ class ServerArm:
         body = {
             "model": self.server.model, "max_tokens": tokens, "temperature": 0, "stream": True,
             "stream_options": {"include_usage": True}, "messages": self._messages(request),
-            "strategy": self.name,
+            **self._options,
         }  # fmt: skip
         return json.dumps(body).encode()
 

@@ -18,8 +18,6 @@ WINDOW = 6
 """Pictures in an agent's window and in a request of `novelty`."""
 SIX, MPIC, FIRST, TALKS = STAGES[:6], ("shown", "slid"), "first", ("talks", "talks-large")
 """Stages of many requests, those of MPIC's evaluation, that of first tokens, and conversations, which servers have."""
-RANDOM = "random"
-"""A model of random weights; that of the stage `first`."""
 METHODS = {
     ENGINE: (FULL, PREFIX, "mpic-32", "cacheblend-15", "epic-8", "patch-25%", QUERY, AUTO),
     SERVE: (FULL, PREFIX, "full-reuse", "cacheblend-15", "mpic-32", "patch-25%", AUTO),

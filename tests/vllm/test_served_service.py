@@ -1,7 +1,10 @@
 """`emblema vllm-serve` as users start it: what other forms of requests name, and that tenants never meet."""
 
+import ast
+import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +15,7 @@ from tests.serve.conftest import QUESTION, asked, pngs
 from tests.serve.engines import ServedEngine, served
 
 __all__ = ["pngs"]
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "vllm.md"
 TEXT = {"type": "text", "text": QUESTION}
 BLIND = {"model": "reference", "temperature": 0, "max_tokens": 4, "strategy": "blind"}
 
@@ -65,6 +69,17 @@ def upload(client: httpx.Client, png: bytes) -> str:
     answer = client.post("/v1/files", files={"file": ("a.png", png)}, data={"purpose": "user_data"})
     id: str = answer.json()["id"]
     return id
+
+
+def test_the_second_request_of_the_how_to_is_linked(server: ServedEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    key = KeyRing(server.store / "serve").add("newcomer")
+    [code] = re.findall(r"```py\n(.*?)```", HOW_TO.read_text(), re.DOTALL)
+    code = code.replace("http://127.0.0.1:8000", server.address).replace('"none"', repr(key))
+    exec(compile(code, HOW_TO.name, "exec"), {})
+    lines = [line.strip().split(" ", 1) for line in capsys.readouterr().out.splitlines()]
+    first, second = (ast.literal_eval(told)["emblema"] for _, told in lines)
+    assert first["strategy"] == "plain" and "not stored yet" in first["remark"]
+    assert second["linked_tokens"] > second["media_tokens"] / 2 > 600, str(second)
 
 
 def test_nothing_is_linked_across_tenants(http: dict[str, httpx.Client], pngs: list[bytes]) -> None:

@@ -13,12 +13,24 @@ from emblema.models.names import bundled_folder
 from emblema.serve.keys import KeyRing
 from emblema.serve.starting import listen_at
 from emblema.served.settings import PluginSettings
-from emblema.vllm.serving import check_installed, command, environment, transfer_config
+from emblema.vllm.serving import check_installed, check_torchvision, command, environment, transfer_config
 
 
 def test_the_transfer_config_is_what_the_connector_reads(tmp_path: Path) -> None:
     config = transfer_config(tmp_path, "mpic-8", capture=False)
     assert PluginSettings.read(config["kv_connector_extra_config"]) == PluginSettings(tmp_path, "mpic-8", False)  # type: ignore[arg-type]
+
+
+def test_a_torchvision_of_another_torch_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr("emblema.vllm.serving.import_module", broken)
+    monkeypatch.setattr("emblema.vllm.serving.version", {"torch": "2.13.0+cpu", "torchvision": "0.28.0"}.__getitem__)
+    with pytest.raises(EmblemaError, match=r"torchvision 0\.28\.0 does not fit torch 2\.13\.0\+cpu .* from one index"):
+        check_torchvision()
+    monkeypatch.setattr("emblema.vllm.serving.import_module", lambda name: None)
+    check_torchvision()
 
 
 def test_the_server_s_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

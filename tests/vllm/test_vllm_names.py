@@ -1,16 +1,13 @@
-"""What the plugin uses of vLLM: the installed one has it, what it lacks is named, and the documents list it."""
+"""What the plugin uses of vLLM: the installed one has it, and what it lacks is named."""
 
 import importlib.util
-from pathlib import Path
 
 import pytest
 
 from emblema.errors import EmblemaError
 from emblema.served.private_names import NamesOf, missing_names
 from emblema.vllm import vllm_names
-from emblema.vllm.vllm_names import NAMES, check_names
-
-PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
+from emblema.vllm.vllm_names import check_names
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
@@ -58,9 +55,3 @@ class Derived(Base):
 
     def own(self) -> None:
         """Do nothing."""
-
-
-@pytest.mark.parametrize("part", [part for part in NAMES if part.private], ids=lambda part: part.owner)
-def test_the_page_lists_private_names(part: NamesOf) -> None:
-    (line,) = [line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{part.owner}`")]
-    assert [name for name in part.names if f"`{name}`" not in line] == []

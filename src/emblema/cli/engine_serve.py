@@ -44,7 +44,7 @@ def vllm_serve(
     from emblema.serve.front.command_line import split_options
     from emblema.serve.front.engine import EngineClient
     from emblema.serve.front.engine_api import VLLM
-    from emblema.vllm.serving import KEY, check_installed, command, environment
+    from emblema.vllm.serving import KEY, check_installed, check_torchvision, command, environment
 
     gone = {"--library", "--ask-start", "--ask-end"} & {option.partition("=")[0] for option in context.args}
     if gone:
@@ -60,6 +60,7 @@ def vllm_serve(
         if dry_run:
             _show(line, variables, plain)
             return
+        check_torchvision()
         _serve(own, folder, EngineClient("http://localhost", socket=socket, api=VLLM), line, variables)
 
 

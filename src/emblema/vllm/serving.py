@@ -3,7 +3,8 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
+from importlib import import_module
+from importlib.metadata import entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -42,6 +43,24 @@ def check_installed() -> None:
         )
     if PLUGIN not in {point.name for point in entry_points(group=GROUP)}:
         raise EmblemaError("the installed emblema does not name its plugin to vLLM: install it again with pip")
+
+
+def check_torchvision() -> None:
+    """Refuse a torchvision that was built for another torch: neither vLLM nor a model's processor can be imported then.
+
+    Raises:
+        EmblemaError: that is so.
+    """
+    try:
+        import_module("torchvision")
+    except ImportError:
+        return
+    except RuntimeError as error:
+        raise EmblemaError(
+            f"torchvision {version('torchvision')} does not fit torch {version('torch')} ({error}): install both from "
+            "one index, on a CPU with pip install --force-reinstall --no-deps torch torchvision torchaudio torchcodec "
+            "--index-url https://download.pytorch.org/whl/cpu"
+        ) from error
 
 
 def transfer_config(
