@@ -16,7 +16,7 @@ CLIENTS := .venv-clients
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(THREADS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environments servers browser demo test test-device test-benchmarks test-scale test-slow test-519 test-clients test-vllm test-vllm-ray test-sglang test-vllm-matrix test-vllm-upstream test-nightly nightly fuzz fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short gpu load results-check real reference docs lint format types imports check clean
+.PHONY: help setup environments servers browser demo test test-device test-benchmarks test-scale test-slow test-519 test-clients test-vllm test-vllm-ray test-sglang test-vllm-matrix test-vllm-mixed test-vllm-upstream test-nightly nightly fuzz fuzz-vllm wheel-test crash-test soak soak-short soak-serve soak-serve-short gpu load results-check real reference docs lint format types imports check clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -123,7 +123,7 @@ test-slow: $(VENV)/installed-dev servers browser  ## Run the slow tests, the whe
 test-nightly: $(VENV)/installed-dev servers browser  ## Run the tests that are too long for every commit
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m nightly benchmarks/tests training/tests tests || [ $$? -eq 5 ]
 
-NIGHTLY ?= tests device results fuzz crash soaks scale transformers ray sglang vllm-fuzz vllm-matrix vllm-upstream
+NIGHTLY ?= tests device results fuzz crash soaks scale transformers ray sglang vllm-fuzz vllm-matrix vllm-mixed vllm-upstream
 nightly:  ## Run what is too long for every commit, hours in all; NIGHTLY="fuzz soaks" chooses: list in CONTRIBUTING.md
 	bash .ci/nightly $(NIGHTLY)
 
@@ -145,6 +145,10 @@ test-sglang: $(BESIDE)/installed  ## Run the plugin's tests inside SGLang, on a 
 
 test-vllm-matrix: $(SERVED)/installed  ## The same with every model runner, scheduling and number of tokens a step: hours
 	$(MATRIX) --whole
+
+MIXED_REQUESTS ?= 1000
+test-vllm-mixed: $(SERVED)/installed  ## Send a thousand mixed requests to a server in each of eight ways: hours
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(SERVED)/bin/python -m tests.vllm.mixed --requests $(MIXED_REQUESTS)
 
 test-vllm-upstream: $(SERVED)/installed  ## Run vLLM's own tests with the plugin installed and without it: hours
 	$(SERVED)/bin/python -m tests.vllm.upstream --at-once $(WORKERS)
