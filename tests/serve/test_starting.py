@@ -1,6 +1,8 @@
 """What a server finds out before it loads its model: in little time, and without torch."""
 
+import asyncio
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,3 +65,22 @@ def test_the_address_is_told_once_it_answers(tmp_path: Path) -> None:
     # The server is asked for its health as soon as it has told its address, and once.
     with process(tmp_path) as server:
         assert server.said == [f"ready on {server.address}"] and server.log[0] == "loading reference …\n"
+
+
+def test_small_pieces_of_a_reply_leave_at_once() -> None:
+    """Otherwise each waits some 40 ms for the client to acknowledge the one before."""
+    found = list[int]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        found.append(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    async def ask(listening: socket.socket) -> None:
+        async with await asyncio.start_server(answer, sock=listening):
+            reader, writer = await asyncio.open_connection(*listening.getsockname()[:2])
+            await reader.read()
+            writer.close()
+
+    with listen_at("127.0.0.1", 0) as listening:
+        asyncio.run(ask(listening))
+    assert found and found[0]

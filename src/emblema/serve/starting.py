@@ -4,6 +4,7 @@ Nothing here needs torch but a strategy that is not the usual one.
 """
 
 import socket
+import ssl
 
 from emblema.errors import EmblemaError
 from emblema.models.names import check_model_name
@@ -19,14 +20,27 @@ def check_start(settings: ServeSettings) -> None:
     """Refuse what a server could not start with, but for its address.
 
     Raises:
-        EmblemaError: the model's name can be none, others would be let in without a key, or there is no such strategy.
+        EmblemaError: the model's name can be none, others would be let in without a key, the certificate is none, or
+            there is no such strategy.
     """
     check_model_name(settings.model)
+    check_certificate(settings)
     check_open(KeyRing(settings.folder), settings)
     if settings.strategy != USUAL_STRATEGY:
         from emblema.link.strategies.registry import parse
 
         parse(settings.strategy)
+
+
+def check_certificate(settings: ServeSettings) -> None:
+    """Refuse a certificate that cannot be read, or has no key that fits, with `EmblemaError`."""
+    if settings.ssl_certfile is None and settings.ssl_keyfile is not None:
+        raise EmblemaError("ssl_keyfile is given without ssl_certfile: give both")
+    try:
+        if settings.ssl_certfile is not None:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
+    except OSError as error:
+        raise EmblemaError(f"{settings.ssl_certfile} is no certificate with its key: {error}") from error
 
 
 def listen_at(host: str, port: int) -> socket.socket:
@@ -35,7 +49,9 @@ def listen_at(host: str, port: int) -> socket.socket:
     Raises:
         EmblemaError: the address is taken, or is not this machine's.
     """
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With its protocol named, asyncio sends small pieces of a reply at once; others wait for an acknowledgement.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
