@@ -68,9 +68,12 @@ def test_the_tested_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("options", [["--tokenizer_worker_num=2"], ["--grpc-port", "1"], ["--use-ray"]])
-def test_other_listeners_are_refused(options: list[str]) -> None:
+def test_other_listeners_are_refused(tmp_path: Path, options: list[str]) -> None:
     with pytest.raises(EmblemaError, match="ask for no key"):
         check_listeners(options, {})
+    (tmp_path / "given.yaml").write_text("grpc-port: 1")
+    with pytest.raises(EmblemaError, match="--grpc-port"):
+        check_listeners(["--config", str(tmp_path / "given.yaml")], {})
     with pytest.raises(EmblemaError, match="SGLANG_GRPC_PORT"):
         check_listeners([], {"SGLANG_GRPC_PORT": "1"})
     check_listeners(["--dtype", "float32"], {"SGLANG_RUST_SERVER": "0"})

@@ -123,19 +123,11 @@ def _serve(
 ) -> None:
     """Start an engine, and serve in front of it until either ends."""
     from emblema.cli.interrupt import raise_on_interrupt
-    from emblema.serve.front.front import Front, check_access
     from emblema.serve.front.process import EngineProcess
     from emblema.serve.front.running import run
-    from emblema.serve.keys import KeyRing
     from emblema.serve.settings import ServeSettings
-    from emblema.serve.starting import listen_at
 
     given: dict[str, Any] = {name: values[0] for name, values in own.items() if name != "api_key"}
-    settings, keys = ServeSettings.read(store=store, **given), own.get("api_key", ())
-    check_access(settings, KeyRing(settings.folder), keys)
+    settings = ServeSettings.read(store=store, **given)
     raise_on_interrupt()
-    with (
-        listen_at(settings.host, settings.port) as listening,
-        EngineProcess(engine.known.name, line, variables) as process,
-    ):
-        run(listening, Front(settings, engine, keys), process)
+    run(settings, engine, own.get("api_key", ()), EngineProcess(engine.known.name, line, variables))

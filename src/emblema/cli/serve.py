@@ -2,15 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from emblema.cli.interrupt import raise_on_interrupt
 from emblema.cli.options import STORE, Json, Plain, StoreFolder
-
-if TYPE_CHECKING:
-    from emblema.serve.settings import ServeSettings
 
 keys = typer.Typer(help="Keys of a server: whose requests are whose.", no_args_is_help=True)
 
@@ -59,10 +56,16 @@ def serve(
             raise EmblemaError(
                 "the engine has its own model: leave MODEL, --device, --dtype, --strategy and --replicas"
             )
-        _serve_before(settings.engine, settings)
+        from emblema.serve.front.engine import EngineClient
+        from emblema.serve.front.running import run as run_in_front
+
+        raise_on_interrupt()
+        run_in_front(settings, EngineClient(settings.engine, os.environ.get("EMBLEMA_ENGINE_KEY") or None))
         return
     check_start(settings)
     if replicas > 1:
+        if settings.ssl_certfile is not None:
+            raise EmblemaError("ssl_certfile is not for --replicas: have a proxy in front of them take https")
         check_address(settings.host, settings.port)
         from emblema.serve.ray import keep_ray_on_loopback
 
@@ -82,18 +85,6 @@ def serve(
     quiet()
     raise_on_interrupt()
     run(listening, settings)
-
-
-def _serve_before(address: str, settings: "ServeSettings") -> None:
-    """Serve in front of an engine that runs elsewhere."""
-    from emblema.serve.front.engine import EngineClient
-    from emblema.serve.front.front import Front
-    from emblema.serve.front.running import run
-    from emblema.serve.starting import listen_at
-
-    front = Front(settings, EngineClient(address, os.environ.get("EMBLEMA_ENGINE_KEY") or None))
-    raise_on_interrupt()
-    run(listen_at(settings.host, settings.port), front)
 
 
 @keys.command("add")

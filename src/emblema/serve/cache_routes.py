@@ -92,7 +92,7 @@ def _body(host: Host, entry: CacheEntry) -> CacheObject:
     return {
         "id": entry.id,
         "object": "cache",
-        "model": host.settings.name,
+        "model": host.model,
         "name": entry.name,
         "created_at": int(entry.created),
         "expires_at": int(entry.expires),

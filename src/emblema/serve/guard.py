@@ -42,7 +42,7 @@ class Guard:
     """What stands before every route: the body's size, pages of others, keys, a request's id, its line in the log.
 
     Pages of `origins` may use the server beside its own. A route finds in its request's state when it arrived, whose it
-    is, and what it holds.
+    is, its id, and what it holds.
     """
 
     def __init__(self, app: App, settings: ServeSettings, origins: Collection[str] = ()) -> None:
@@ -60,7 +60,7 @@ class Guard:
         server, headers = _ready(scope), Headers(scope=scope)
         id = _id_of(headers)
         state = scope.setdefault("state", {})
-        state |= {"lane": None, "arrived": asyncio.get_running_loop().time()}
+        state |= {"id": id, "lane": None, "arrived": asyncio.get_running_loop().time()}
         upload = scope["path"] == "/v1/files"
         most = self._settings.file_bytes if upload else self._settings.body_bytes
         body, status = BodyReader(receive, most, None if upload else self._settings.text_bytes), 499

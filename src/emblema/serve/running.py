@@ -28,15 +28,12 @@ def run(listening: socket.socket, settings: ServeSettings) -> None:
     """
     from emblema.serve.app import make_app
 
-    log_lines("emblema", "uvicorn.error", level=settings.log_level)
-    give_large_blocks_back()
-    host, port = listening.getsockname()[:2]
+    begin(settings)
     failures: list[BaseException] = []
 
     def loaded(error: BaseException | None) -> None:
         if error is None:
-            collect_beside_program()
-            print(f"ready on {address_of(host, port, settings.ssl_certfile is not None)}", flush=True)
+            tell_ready(listening, settings)
             return
         failures.append(error)
         server.should_exit = True
@@ -46,6 +43,19 @@ def run(listening: socket.socket, settings: ServeSettings) -> None:
     server.run(sockets=[listening])
     if failures:
         raise EmblemaError(f"the server could not start: {failures[0]}") from failures[0]
+
+
+def begin(settings: ServeSettings) -> None:
+    """Have the process write a server's lines, and keep no memory that it does not use."""
+    log_lines("emblema", "uvicorn.error", level=settings.log_level)
+    give_large_blocks_back()
+
+
+def tell_ready(listening: socket.socket, settings: ServeSettings) -> None:
+    """Print the address of a server that answers now, and that has loaded all that stays."""
+    collect_beside_program()
+    host, port = listening.getsockname()[:2]
+    print(f"ready on {address_of(host, port, settings.ssl_certfile is not None)}", flush=True)
 
 
 def make_config(settings: ServeSettings, app: FastAPI, **options: Any) -> uvicorn.Config:

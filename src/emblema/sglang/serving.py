@@ -8,7 +8,7 @@ from pathlib import Path
 
 from emblema.errors import EmblemaError
 from emblema.models.names import BUNDLED
-from emblema.serve.front.command_line import name_of, with_defaults
+from emblema.serve.front.command_line import FILE, name_of, names_in_file, take_file, with_defaults
 from emblema.sglang.plugin import OPTIONS, TESTED
 
 GROUP, PLUGIN = "sglang.srt.plugins", "emblema"
@@ -91,9 +91,9 @@ def check_listeners(options: Sequence[str], environment: Mapping[str, str]) -> N
         environment: of the server.
 
     Raises:
-        EmblemaError: it does.
+        EmblemaError: it does, or a file of options cannot be read.
     """
-    found = [option for option in options if name_of(option) in OTHER_LISTENERS]
+    found = [name for name in (*map(name_of, options), *names_in_file(options)) if name in OTHER_LISTENERS]
     found += [name for name in OTHER_VARIABLES if environment.get(name, "") not in ("", "0", "false", "False")]
     if found:
         raise EmblemaError(f"{found[0]} has others than SGLang's HTTP server listen, who ask for no key: leave it out")
@@ -107,18 +107,11 @@ def listening(options: Sequence[str], folder: Path, port: int, key: str) -> list
     Raises:
         EmblemaError: the file that the options name cannot be read.
     """
-    given, config = list(options), ""
-    if "--config" in given[:-1]:
-        index = given.index("--config")
-        try:
-            config = Path(given[index + 1]).read_text() + "\n"
-        except (OSError, UnicodeDecodeError) as error:
-            raise EmblemaError(f"{given[index + 1]} cannot be read: {error}") from error
-        del given[index : index + 2]
+    config, given = take_file(options)
     place = folder / "options.yaml"
     place.touch(mode=0o600)
-    place.write_text(f"{config}api-key: {key}\n")
-    return [*given, "--host", "127.0.0.1", "--port", str(port), "--config", str(place)]
+    place.write_text(f"{config}\napi-key: {key}\n")
+    return [*given, "--host", "127.0.0.1", "--port", str(port), FILE, str(place)]
 
 
 def environment(given: Mapping[str, str], store: Path, strategy: str = "auto", capture: bool = True) -> dict[str, str]:

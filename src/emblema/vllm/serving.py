@@ -10,7 +10,7 @@ from pathlib import Path
 
 from emblema.errors import EmblemaError
 from emblema.models.names import BUNDLED
-from emblema.serve.front.command_line import name_of, with_defaults
+from emblema.serve.front.command_line import FILE, name_of, with_defaults
 
 WORKER = "emblema.vllm.EmblemaWorker"
 ENCODINGS = {"ec_connector": "EmblemaEncoderConnector", "ec_role": "ec_consumer"}
@@ -119,7 +119,7 @@ def command(
         line += ["--kv-transfer-config", config, "--ec-transfer-config", json.dumps(ENCODINGS)]
         line += ["--worker-cls", WORKER]
     defaults = {**(DEFAULTS if store is not None else {}), **(BUNDLED_DEFAULTS if model in BUNDLED else {})}
-    return with_defaults(line, defaults, more, "--config")
+    return with_defaults(line, defaults, more, FILE)
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:

@@ -23,7 +23,7 @@ class EngineDouble:
         chunks: what it says that the media of a request are stored as, where a request asks.
         status: of its replies, and of its health.
         asked: the headers of each request.
-        left: how many of its streams were not read to their end.
+        left: how many of its replies were not waited for to their end.
         broken: whether its streams break off.
     """
 
@@ -50,7 +50,12 @@ class EngineDouble:
         body = await request.json()
         if body.get("stream"):
             return StreamingResponse(self._events(body), media_type="text/event-stream")
-        await asyncio.sleep(body.get("seconds", 0))
+        until = time.monotonic() + body.get("seconds", 0)
+        while time.monotonic() < until:
+            await asyncio.sleep(0.02)
+            if await request.is_disconnected():
+                self.left += 1
+                return Response()
         options = (body.get("kv_transfer_params") or {}).get("emblema") or {}
         if "pieces" not in options:
             return JSONResponse(body, self.status)

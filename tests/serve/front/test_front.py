@@ -1,8 +1,10 @@
 """The service in front of an engine: keys, salts, files, and what goes no further."""
 
+import socket
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +294,14 @@ def test_a_deleted_file_takes_rows_along_that_requests_made_of_it(tmp_path: Path
         assert [held in store.tenant(salt) for salt, held in zip(salts, (mine, theirs), strict=True)] == [False, True]
 
 
+def left(engine: EngineDouble, count: int) -> None:
+    """Wait until the engine knows of so many replies that nobody waits for them."""
+    until = time.monotonic() + 10
+    while engine.left < count:
+        assert time.monotonic() < until, "the engine goes on for a client that has left"
+        time.sleep(0.02)
+
+
 def test_a_stream_comes_as_it_is_made_and_ends_with_its_client(tmp_path: Path) -> None:
     server = Fronted(tmp_path)
     body = {"messages": [], "stream": True}
@@ -304,19 +314,56 @@ def test_a_stream_comes_as_it_is_made_and_ends_with_its_client(tmp_path: Path) -
         assert len(moments) == 4 and moments[0] < 0.4 and moments[-1] > 1.4, "nothing is held back"
         with client.stream("POST", CHAT, json=body | {"events": 1_000, "seconds": 0.05}) as reply:
             next(reply.iter_lines())
-        until = time.monotonic() + 10
-        while not server.engine.left:
-            assert time.monotonic() < until, "the engine goes on for a client that has left"
-            time.sleep(0.02)
+        left(server.engine, 1)
         server.engine.broken = True
         with pytest.raises(httpx.RemoteProtocolError), client.stream("POST", CHAT, json=body) as reply:
             list(reply.iter_lines())
 
 
-def test_a_reply_that_nobody_waits_for_is_given_up(tmp_path: Path) -> None:
-    with Fronted(tmp_path, deadline=0.5).http() as client:
-        late = client.post(CHAT, json={"messages": [], "seconds": 5})
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_a_reply_that_nobody_waits_for_is_given_up(tmp_path: Path, path: str) -> None:
+    server = Fronted(tmp_path, deadline=1.5)
+    with server.http() as client:
+        late = client.post(path, json={"messages": [], "seconds": 60})
         assert late.status_code == 504 and "deadline" in late.json()["error"]["message"]
+        left(server.engine, 1)
+        with pytest.raises(httpx.ReadTimeout):
+            client.post(path, json={"messages": [], "seconds": 60}, timeout=0.3)
+        left(server.engine, 2)
+
+
+def test_an_engine_that_closes_or_says_nothing_is_told_of(tmp_path: Path) -> None:
+    """A request gets a line in time, whatever the engine does with its connection."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as closing:
+
+        def close() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = closing.accept()
+                    connection.recv(65_536)
+                    connection.close()
+
+        thread = threading.Thread(target=close, daemon=True)
+        thread.start()
+        for engine, status, said in ((closing, 502, "broke off"), (silent, 504, "deadline")):
+            server = Fronted(tmp_path, deadline=0.5)
+            address = f"http://127.0.0.1:{engine.getsockname()[1]}"
+            with TestClient(server.made(address), base_url="http://127.0.0.1") as client:
+                answer = client.post("/v1/completions", json={"prompt": "x"})
+                assert answer.status_code == status and said in answer.json()["error"]["message"], answer.text
+        closing.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+
+def test_a_request_has_one_id_on_both_sides(tmp_path: Path) -> None:
+    server = Fronted(tmp_path)
+    with server.client() as client:
+        for path in (CHAT, "/v1/completions"):
+            for given in ({"x-request-id": "mine-1"}, {"x-request-id": "two words"}, {}):
+                answer = client.post(path, json={"messages": []}, headers=given)
+                [id] = answer.headers.get_list("x-request-id")
+                assert server.engine.asked[-1]["x-request-id"] == id
+                assert (id == "mine-1") == (given.get("x-request-id") == "mine-1")
 
 
 def test_the_engine_s_refusals_and_failures_are_told(tmp_path: Path) -> None:

@@ -17,12 +17,12 @@ _LOG = logging.getLogger("emblema.serve")
 PASSED = (
     b"accept", b"anthropic-beta", b"anthropic-version", b"content-type", b"traceparent", b"tracestate", b"user-agent",
 )  # fmt: skip
-"""Headers of a client that the engine gets. Keys and cookies are for this server."""
+"""Headers of a client that the engine gets, beside the request's id. Keys and cookies are for this server."""
 KEPT_BACK = (
     b"alt-svc", b"connection", b"content-length", b"date", b"keep-alive", b"location", b"proxy-authenticate", b"server",
     b"set-cookie", b"strict-transport-security", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"x-request-id",
 )  # fmt: skip
-"""Headers of a reply that are about the connection to the engine, or its address."""
+"""Headers of a reply that are about the connection to the engine, its address, or the id that the guard writes."""
 _CORS = b"access-control-"
 Written = Callable[[AsyncIterator[bytes], bool], AsyncIterator[bytes]]
 """Writes into a reply's body as it comes, given whether it is a stream of events."""
@@ -45,6 +45,7 @@ async def relay(
         DeadlineError: the engine did not begin to answer in time.
     """
     headers = [(name, value) for name, value in request.scope["headers"] if name in PASSED]
+    headers.append((b"x-request-id", request.state.id.encode()))
     path, query = request.scope["path"], request.scope.get("query_string", b"")
     sending = engine.send(request.method, path, headers, body, query, seconds)
     reply = await within(request, seconds, sending, "the engine did not answer by the deadline")

@@ -1,9 +1,12 @@
 """Running the service in front of an engine, which may be a process of this one."""
 
 import asyncio
+import logging
 import signal
 import socket
 import sys
+from collections.abc import Collection
+from contextlib import nullcontext
 from typing import Any
 
 import uvicorn
@@ -12,34 +15,42 @@ from emblema.errors import EmblemaError
 from emblema.serve.faults import ServeError
 from emblema.serve.front.app import make_front
 from emblema.serve.front.engine import EngineClient
-from emblema.serve.front.front import Front
+from emblema.serve.front.front import Front, check_access
 from emblema.serve.front.process import EngineProcess
-from emblema.serve.logs import log_lines
-from emblema.serve.running import collect_beside_program, give_large_blocks_back, make_config
-from emblema.serve.starting import address_of
+from emblema.serve.keys import KeyRing
+from emblema.serve.running import begin, make_config, tell_ready
+from emblema.serve.settings import ServeSettings
+from emblema.serve.starting import check_certificate, listen_at
 
+_LOG = logging.getLogger("emblema.serve")
 _LOOKING_SECONDS = 0.5
 """Between two looks whether the engine is ready."""
 
 
-def run(listening: socket.socket, front: Front, process: EngineProcess | None = None) -> None:
-    """Serve on a socket until the process is told to end, or its engine's ends.
+def run(
+    settings: ServeSettings, engine: EngineClient, own_keys: Collection[str] = (), process: EngineProcess | None = None
+) -> None:
+    """Serve in front of an engine until this process is told to end, or the engine's ends.
 
     The address is printed once the engine answers.
 
     Args:
-        listening: socket.
-        front: what is served.
-        process: of the engine, where it is one of this process.
+        settings: of the service.
+        engine: behind it.
+        own_keys: see `Front`.
+        process: of the engine, where it is to be started and ended here.
 
     Raises:
-        EmblemaError: the engine has ended.
+        EmblemaError: others would be let in without a key, the address is taken, the certificate is none, or the
+            engine has ended.
     """
-    log_lines("emblema", "uvicorn.error", level=front.settings.log_level)
-    give_large_blocks_back()
+    check_certificate(settings)
+    check_access(settings, KeyRing(settings.folder), own_keys)
     # In place of the default, which leaves nothing to end the engine in order.
     signal.signal(signal.SIGTERM, _leave)
-    ended = asyncio.run(_serve(listening, front, process))
+    with listen_at(settings.host, settings.port) as listening, process or nullcontext():
+        begin(settings)
+        ended = asyncio.run(_serve(listening, Front(settings, engine, own_keys), process))
     if ended is not None:
         raise EmblemaError(ended)
 
@@ -61,19 +72,18 @@ async def _serve(listening: socket.socket, front: Front, process: EngineProcess 
 
 
 async def _tell_ready(listening: socket.socket, front: Front) -> None:
-    await _answered(front.engine)
-    collect_beside_program()
-    host, port = listening.getsockname()[:2]
-    print(f"ready on {address_of(host, port, front.settings.ssl_certfile is not None)}", flush=True)
-
-
-async def _answered(engine: EngineClient) -> None:
+    """Tell once the engine is ready; until then, whenever that changes, why it is not."""
+    told = None
     while True:
         try:
-            await engine.look()
-            return
-        except ServeError:
+            await front.engine.look()
+            break
+        except ServeError as error:
+            if str(error) != told:
+                told = str(error)
+                _LOG.info("waiting for the engine: %s", told)
             await asyncio.sleep(_LOOKING_SECONDS)
+    tell_ready(listening, front.settings)
 
 
 def _leave(*_: Any) -> None:
