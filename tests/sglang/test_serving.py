@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from emblema.errors import EmblemaError
 from emblema.sglang import plugin, serving
@@ -21,6 +22,13 @@ def test_options_go_to_the_plugin_by_the_environment(tmp_path: Path) -> None:
     assert settings is not None and (settings.store, settings.strategy, settings.capture) == (tmp_path, "mpic-8", False)
     assert made["SGLANG_PLUGINS"] == "other,emblema"
     assert "SGLANG_PLUGINS" not in environment({}, tmp_path)
+
+
+def test_nothing_is_compiled_on_a_cpu_when_the_first_picture_comes(tmp_path: Path) -> None:
+    on_cpu = not torch.cuda.is_available()
+    assert environment({}, tmp_path).get("TORCH_COMPILE_DISABLE") == ("1" if on_cpu else None)
+    assert "TORCH_COMPILE_DISABLE" not in environment({"TORCH_COMPILE_DISABLE": "0"}, tmp_path)
+    assert "--skip-server-warmup" in command("reference")
 
 
 def test_what_the_caller_gives_is_left_as_it_is() -> None:

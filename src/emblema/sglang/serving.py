@@ -21,15 +21,17 @@ OTHER_LISTENERS = (
 )  # fmt: skip
 """Options with which others than SGLang's one HTTP server listen, and ask for no key."""
 OTHER_VARIABLES = ("SGLANG_GRPC_PORT", "SGLANG_RUST_SERVER")
-DEFAULTS: Mapping[str, str | None] = {"--skip-server-warmup": None, "--enable-cache-report": None}
-"""SGLang would warm up for longer than small models answer."""
+DEFAULTS: Mapping[str, str | None] = {"--enable-cache-report": None}
 BUNDLED_DEFAULTS: Mapping[str, str | None] = {
+    "--skip-server-warmup": None,
     "--dtype": "float32",
     "--context-length": "8192",
     "--max-total-tokens": "32768",
     "--mem-fraction-static": "0.3",
 }
-"""Of a bundled model. SGLang would take nearly all memory."""
+"""Of a bundled model. SGLang would take nearly all memory, and warm up for longer than such a model answers."""
+COMPILING = "TORCH_COMPILE_DISABLE"
+"""torch's variable that has everything run as it is written."""
 CPU_DEFAULTS: Mapping[str, str | None] = {
     "--device": "cpu",
     "--attention-backend": "torch_native",
@@ -129,6 +131,8 @@ def environment(given: Mapping[str, str], store: Path, strategy: str = "auto", c
     made = {OPTIONS: json.dumps(options)}
     if not torch.cuda.is_available():
         made["SGLANG_USE_CPU_ENGINE"] = "1"
+        # SGLang compiles a rotation for its towers when the first picture comes: 4 to 90 seconds on a CPU.
+        made.update({} if COMPILING in given else {COMPILING: "1"})
     listed = given.get("SGLANG_PLUGINS")
     if listed and PLUGIN not in listed.split(","):
         made["SGLANG_PLUGINS"] = f"{listed},{PLUGIN}"
