@@ -90,10 +90,11 @@ def main() -> None:
     clip = SceneClip(tuple(scenes))
     names = [f"legend-{index + 1}" for index in range(len(legends))] + [f"map-{index + 1:02d}" for index in range(MAPS)]
     files = [write_page(page, options.out / name).name for name, page in zip(names, [*legends, *maps], strict=True)]
-    (options.out / "large").mkdir(exist_ok=True)
+    large = options.out.with_name(f"{options.out.name}_large")
+    large.mkdir(exist_ok=True)
     drawn = np.random.default_rng([options.seed, LARGE])
     for index in range(3):
-        write_page(map_page(drawn, LARGE, known, [icons[index]]), options.out / "large" / f"page-{index + 1}")
+        write_page(map_page(drawn, LARGE, known, [icons[index]]), large / f"page-{index + 1}")
     write_page(clip, options.out / "clip")
     write_walk(options.out / "walk.mp4")
     pictures = Episode(options.seed, (*legends, *maps), ())
