@@ -1,12 +1,18 @@
 """What the plugin says no to before anything runs: other versions, and servers that it has not been tried on."""
 
+import time
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from emblema.errors import EmblemaError
+from emblema.store import Store
 from emblema.vllm import internals
+from emblema.vllm.media_digests import MediaDigests
+from emblema.vllm.planner import RequestPlanner
+from tests.vllm.requests import planner_of
 
 
 def server(**changes: Any) -> tuple[Any, Any]:
@@ -158,3 +164,53 @@ def test_engines_that_step_together_link_nothing() -> None:
     assert internals.unfit(config, caches) is None
     config.parallel_config.data_parallel_size = 2
     assert "step together" in (internals.unfit(config, caches) or "")
+
+
+def vllm_request(**changes: Any) -> Any:
+    """A request of vLLM's with a picture that is not linked, as far as the plugin looks at it."""
+    from vllm.multimodal.inputs import PlaceholderRange
+
+    picture = SimpleNamespace(modality="image", identifier="a", mm_position=PlaceholderRange(1, 2), data=None)
+    given = {
+        "request_id": "1", "mm_features": [picture], "prompt_token_ids": [1, 9, 9, 2], "prompt_embeds": None,
+        "sampling_params": SimpleNamespace(prompt_logprobs=None), "lora_request": None, "resumable": False,
+        "cache_salt": None, "kv_transfer_params": None,
+    }  # fmt: skip
+    return SimpleNamespace(**given | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "not there to be checked"),
+        ({"sampling_params": SimpleNamespace(prompt_logprobs=1)}, "prompt_logprobs needs every row"),
+        ({"sampling_params": SimpleNamespace(prompt_logprobs=None, prompt_logprob_token_ids=[1])}, "prompt_logprobs"),
+        ({"sampling_params": None}, "pooling"),
+        ({"lora_request": object()}, "low-rank adapter"),
+        ({"prompt_embeds": object()}, "embeddings"),
+        ({"resumable": True}, "still being written"),
+        ({"kv_transfer_params": {"emblema": {"strategi": "blind"}}}, "'strategi'"),
+        ({"kv_transfer_params": {"emblema": "blind"}}, "give an object"),
+        ({"kv_transfer_params": {"emblema": {"margin": 7}}}, "from 0 to 1"),
+    ],
+)
+def test_a_request_that_is_not_linked_says_why(changes: dict[str, Any], words: str) -> None:
+    with Store() as store:
+        planner, shown = planner_of(store, "blind"), MediaDigests()
+        described = partial(internals.describe_request, vllm_request(**changes), shown)
+        until = time.monotonic() + 30
+        while not planner.prepare("1", described):
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        report = planner.finish("1")
+        planner.maker.close()
+    assert report is not None and report["strategy"] == "plain" and words in str(report["remark"])
+    assert (report["prompt_tokens"], report["media_tokens"], report["linked_tokens"]) == (4, 2, 0)
+
+
+def test_every_request_to_a_server_that_links_nothing_says_why() -> None:
+    with Store() as store:
+        planner = RequestPlanner(None, store, "blind", True, 2048, 8, refusal="speculative decoding is on")
+        assert planner.prepare("1", partial(internals.describe_request, vllm_request(), MediaDigests()))
+        report = planner.finish("1")
+    assert report is not None and report["remark"] == "speculative decoding is on" and report["media_tokens"] == 2
