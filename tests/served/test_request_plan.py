@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 from emblema.kv.chunk import Chunk
 from emblema.kv.keys import ArtifactKey
 from emblema.kv.patch import form_patch
-from emblema.link.lanes import Lane
+from emblema.link.lanes import Lane, MissReason
 from emblema.link.policy.decide import COSTS_MORE
 from emblema.link.policy.expectations import RowCosts
 from emblema.link.prompt import Prompt, Rows
@@ -23,6 +24,7 @@ from emblema.served.request_plan import (
     ServedRequest,
     build_prompt,
 )
+from emblema.served.request_report import plain_report, report_of
 from emblema.served.spans import CachedSpans
 from emblema.store import Store
 from tests.link.pieces import LAYOUTS
@@ -219,3 +221,33 @@ def test_full_takes_nothing_and_looks_up_no_artifact(store: Store, monkeypatch: 
     first, second = (chunk.id for _, chunk in made.prompt.chunk_segments)
     assert [chunk.id for chunk in made.missing] == [second], "it is captured all the same"
     assert planning._met[b""].count([first, second]) == 1, "it is counted all the same"
+
+
+def test_a_report_says_of_each_picture_that_was_computed_why(store: Store) -> None:
+    shown = request("a", "b", "c")
+    put(store, request("a"))
+    new = plan(store, shown)
+    assert report_of(new, SPEC)["misses"] == [
+        (0, TOKENS, "new_order"),
+        (1, TOKENS, "not_stored"),
+        (2, TOKENS, "not_stored"),
+    ]
+    new.failed = True
+    assert {reason for _, _, reason in _missed(new)} == {"lost"}
+    new.failed, new.margin = False, 0.1
+    assert {reason for _, _, reason in _missed(new)} == {"unsure"}
+    refused = plain_report(shown, "the model is not known")
+    assert refused["misses"] == [(number, TOKENS, "refused") for number in range(3)]
+    put(store, shown)
+    taken = plan(store, replace(shown, options={"strategy": "blind"}))
+    assert _missed(taken) == [], "the prefix cache has as much"
+    taken.linked = 3 * TOKENS
+    assert _missed(taken) == []
+    computed = plan(store, replace(shown, options={"strategy": "full"}))
+    assert {reason for _, _, reason in _missed(computed)} == {"strategy"}
+    assert set(MissReason) >= {"lost", "unsure", "refused", "strategy"}
+
+
+def _missed(planned: RequestPlan) -> list[tuple[int, int, str]]:
+    found: Any = report_of(planned, SPEC)["misses"]
+    return list(found)

@@ -1,4 +1,4 @@
-"""Lanes: where a chunk's rows come from, and the decision for one of them."""
+"""Lanes: where a chunk's rows come from, the decision for one of them, and reasons to compute."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -51,6 +51,21 @@ class LaneVerdict:
     reason: str
 
 
+class MissReason(StrEnum):
+    """Why no row of a piece of media was taken; `docs/troubleshooting.md` says what to do about each."""
+
+    NEW = "new"
+    NOT_STORED = "not_stored"
+    LOST = "lost"
+    NEW_ORDER = "new_order"
+    SHORT = "short"
+    COSTS = "costs"
+    DISTRUSTED = "distrusted"
+    UNSURE = "unsure"
+    STRATEGY = "strategy"
+    REFUSED = "refused"
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """One chunk's lane.
@@ -64,6 +79,7 @@ class Decision:
         key: the patch that is added; None for the other lanes.
         rank: of the patch that is added.
         closed: lanes that could have been taken and were not trusted.
+        miss: why its rows are computed; None where they are taken.
     """
 
     chunk: str
@@ -75,6 +91,7 @@ class Decision:
     key: ArtifactKey | None = None
     rank: int = 0
     closed: tuple[Lane, ...] = ()
+    miss: MissReason | None = None
 
     def __str__(self) -> str:
         return f"{self.start}-{self.stop} {self.kind} {self.chunk[:8]}: {self.lane}, {self.reason}"

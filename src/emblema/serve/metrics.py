@@ -25,6 +25,9 @@ class Metrics:
         self.hits = Counter("emblema_hits", "Prompts of which rows were taken, by lane.", ["lane"], registry=registry)
         self._lanes: set[str] = set()
         self.rows = Counter("emblema_prompt_rows", "Rows of prompts, by where from.", ["source"], registry=registry)
+        self.missed = Counter(
+            "emblema_missed_rows", "Rows of media of which none was taken, by why.", ["reason"], registry=registry
+        )
         self.tokens = Counter("emblema_completion_tokens", "Tokens made.", registry=registry)
         self.fallbacks = Counter("emblema_fallbacks", "Prompts not linked as asked.", registry=registry)
         self.first, self.each = (
@@ -45,6 +48,8 @@ class Metrics:
         self.rows.labels("patched").inc(usage.patched_tokens)
         self.rows.labels("taken").inc(usage.cached_tokens - usage.patched_tokens)
         self.rows.labels("computed").inc(usage.computed_tokens)
+        for miss in usage.misses:
+            self.missed.labels(miss.reason).inc(miss.rows)
         self.tokens.inc(usage.completion_tokens)
         self.fallbacks.inc(usage.fallback is not None)
         self.first.observe(usage.ttft_seconds)

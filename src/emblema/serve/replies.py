@@ -168,6 +168,7 @@ class Answer:
         return {name: getattr(reply.usage, name) for name in _REPORTED} | {
             "found": [{"query": answered.query, "items": answered.names} for answered in reply.found],
             "parts": [[each.stop - each.start, each.lane] for each in reply.plan.decisions],
+            "misses": [miss.data for miss in reply.usage.misses],
             "remark": "; ".join(filter(None, [*self.remarks, reply.usage.fallback, reply.remark])) or None,
         }
 

@@ -1,5 +1,9 @@
 """What a reply reports of its prompt."""
 
+from dataclasses import replace
+
+from emblema.link.lanes import MissReason
+from emblema.link.misses import Miss, find_misses
 from emblema.served.model_spec import ModelSpec
 from emblema.served.request_plan import RequestPlan, ServedRequest
 
@@ -25,6 +29,7 @@ def report_of(plan: RequestPlan, spec: ModelSpec) -> dict[str, object]:
         "kv_bytes": plan.linked * spec.shards * spec.row_bytes,
         "stored": not plan.missing and not plan.lacking,
         "remark": _remark(plan),
+        "misses": [miss.data for miss in _misses(plan)],
     }
     return report if plan.margin is None else report | {"margin": plan.margin}
 
@@ -39,7 +44,24 @@ def plain_report(request: ServedRequest, reason: str) -> dict[str, object]:
         "kv_bytes": 0,
         "stored": False,
         "remark": reason,
+        "misses": [(number, item.tokens, MissReason.REFUSED.value) for number, item in enumerate(request.items)],
     }
+
+
+def _misses(plan: RequestPlan) -> tuple[Miss, ...]:
+    """Return the media of which no row was taken; none where the prefix cache has as much as linking would take."""
+    if plan.linked:
+        return find_misses(plan.prompt, plan.plan)
+    if plan.failed:
+        whole = MissReason.LOST
+    elif plan.margin is not None:
+        whole = MissReason.UNSURE
+    elif plan.cached.spans:
+        return ()
+    else:
+        whole = None
+    missing = dict.fromkeys((chunk.id for chunk in plan.missing), MissReason.NOT_STORED)
+    return find_misses(plan.prompt, replace(plan.plan, ranges=()), whole, missing)
 
 
 def _remark(plan: RequestPlan) -> str | None:

@@ -14,6 +14,8 @@ from emblema.kv.chunk import Chunk
 from emblema.link.context import LinkContext
 from emblema.link.executor import Executor, LinkedTable
 from emblema.link.forming import form_missing
+from emblema.link.lanes import MissReason
+from emblema.link.misses import find_misses
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Prompt, RowState, TextPart
 from emblema.link.second_pass import margin_of
@@ -93,7 +95,7 @@ class Linker:
                     if error.piece not in lease.rows:
                         raise
                     lease.drop(error)
-        usage = answer.usage(captured, recaptured, perf_counter() - request.began)
+        usage = answer.usage(request.prompt, captured, recaptured, perf_counter() - request.began)
         prefill = Prefill(request.prompt, answer.plan, usage, answer.linked)
         self._unlearnt = request, prefill, context.knowledge
         if not learn_later:
@@ -149,12 +151,13 @@ class Linker:
             if finite:
                 unsure = plan, linked.logits
                 why = f"computed in full: the two likeliest first tokens differed by {answer.margin:.2f} only"
+                answer.whole = answer.whole or MissReason.UNSURE
             elif plan.strategy == Full().name:
                 raise ModelError(
                     "the model's logits are not finite, with every row computed: use another dtype or model"
                 )
             else:
-                why = "computed in full: the logits were not finite"
+                why, answer.whole = "computed in full: the logits were not finite", MissReason.REFUSED
                 note_not_finite(runtime, context.knowledge.model, plan)
             answer.why, answer.repeated = answer.why or why, answer.repeated + linked.trace.computed
             strategy = Prefix() if finite and isinstance(strategy, Auto) else Full()
@@ -179,6 +182,7 @@ class Linker:
         refusal = self.executor.refusal(plan, request.prompt)
         if refusal is not None:
             strategy, answer.why = Full(), answer.why or refusal
+            answer.whole = answer.whole or MissReason.REFUSED
             plan = planned()
         if plan.forming:
             patches, answer.formed = form_missing(self.executor, request.prompt, plan, context)
@@ -213,6 +217,7 @@ class _Answer:
         formed: rows run to form patches.
         repeated, margin, finite: see `Usage`.
         why: why the plan is not the strategy asked for; None if it is.
+        whole: the same as a reason of all that is computed.
     """
 
     plan: LinkPlan = field(init=False)
@@ -222,6 +227,7 @@ class _Answer:
     margin: float | None = None
     finite: bool = True
     why: str | None = None
+    whole: MissReason | None = None
 
     def take(self, plan: LinkPlan, linked: LinkedTable, *, finite: bool) -> None:
         """Take the result of one plan."""
@@ -231,7 +237,7 @@ class _Answer:
         if finite and (plan.least_margin is not None or plan.recomputation is not None):
             self.margin = margin_of(linked.logits)
 
-    def usage(self, captured: int, recaptured: int, seconds: float) -> Usage:
+    def usage(self, prompt: Prompt, captured: int, recaptured: int, seconds: float) -> Usage:
         """Return what the answer cost, with the rows prefilled alone before, and the seconds to the first token."""
         trace = self.linked.trace
         return Usage(
@@ -248,6 +254,7 @@ class _Answer:
             margin=self.margin,
             finite=self.finite,
             fallback=self.why or self.plan.remark,
+            misses=find_misses(prompt, self.plan, self.whole),
         )
 
 

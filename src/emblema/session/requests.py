@@ -9,6 +9,7 @@ from torch import Tensor
 from emblema.errors import PromptError
 from emblema.kv.layout import KVRows
 from emblema.link.executor import LinkedTable, LinkTrace
+from emblema.link.misses import Miss
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Prompt
 from emblema.link.strategies.base import Strategy
@@ -73,6 +74,7 @@ class Usage:
         completion_tokens: tokens made, the end token too.
         finite: whether the first attempt's logits were finite; where they were not, the answer is full prefill's.
         fallback: why the lane is not the strategy asked for, or what it could not do as asked; None if all is as asked.
+        misses: media of which no row was taken, and why.
     """
 
     lane: str
@@ -90,6 +92,7 @@ class Usage:
     margin: float | None = None
     finite: bool = True
     fallback: str | None = None
+    misses: tuple[Miss, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ SAME = {
     "vllm:emblema_hits": "emblema_hits",
     "vllm:emblema_prompt_rows": "emblema_prompt_rows",
     "vllm:emblema_fallbacks": "emblema_fallbacks",
+    "vllm:emblema_missed_rows": "emblema_missed_rows",
     "vllm:emblema_store_events": "emblema_store_events",
     "vllm:emblema_store_bytes": "emblema_store_bytes",
 }

@@ -27,6 +27,7 @@ LABELLED = {
     "hits": ("lane", "Prompts of which rows were taken, by lane."),
     "prompt_rows": ("source", "Rows of prompts, by where from."),
     "store_events": ("event", "What the store has done."),
+    "missed_rows": ("reason", "Rows of media of which none was taken, by why."),
 }
 BYTES = "store_bytes"
 HELD = {"store_bytes": ("tier", "Bytes kept, by tier.")}
@@ -51,6 +52,8 @@ class PromptCounts:
         self._counts[f"queries {lane}"] += 1
         self._counts[f"hits {lane}"] += plan is not None and plan.linked > 0
         self._counts["fallbacks"] += plan is not None and plan.remark is not None
+        for _, rows, reason in () if report is None else report["misses"]:
+            self._counts[f"missed_rows {reason}"] += rows
 
     def note_rows(self, given: GivenRows) -> None:
         """Count the rows of a prompt that vLLM counts as given from outside; it counts the others."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from emblema.kv.chunk import Chunk
 from emblema.kv.keys import ArtifactKey
-from emblema.link.lanes import Decision, Lane, LaneVerdict, Trial, measured_lanes
+from emblema.link.lanes import Decision, Lane, LaneVerdict, MissReason, Trial, measured_lanes
 from emblema.link.plan import PatchUse
 from emblema.link.policy.expectations import Costs
 from emblema.link.policy.policy import Policy
@@ -90,6 +90,9 @@ def _lane_of(
     def decided(lane: Lane, reason: str, key: ArtifactKey | None = None, rank: int = 0) -> Decision:
         return Decision(chunk.id, chunk.kind, segment.start, segment.stop, lane, reason, key, rank)
 
+    def missed(lane: Lane, reason: str, miss: MissReason, closed: tuple[Lane, ...] = distrusted) -> Decision:
+        return replace(decided(lane, reason), miss=miss, closed=closed)
+
     if segment.stop <= exact:
         return decided(Lane.PREFIX, "an earlier prompt began with the same")
     if part.state is RowState.WRITTEN and part.kept_after_slide:
@@ -97,11 +100,12 @@ def _lane_of(
     if part.state is RowState.WRITTEN:
         return decided(Lane.SETTLED, "its rows were written in this window")
     if part.state is RowState.MISSING:
-        return replace(decided(Lane.FRESH, "it has no rows that are trusted"), closed=distrusted)
+        why_fresh = MissReason.DISTRUSTED if distrusted else MissReason.NEW
+        return missed(Lane.FRESH, "it has no rows that are trusted", why_fresh)
     if prompt.leads(segment, knowledge.anchor):
         return decided(Lane.LEADING, "it was captured after just what is before it")
     if chunk.id in knowledge.lacking:
-        return decided(Lane.FULL, "its rows are not stored yet")
+        return missed(Lane.FULL, "its rows are not stored yet", MissReason.NOT_STORED, ())
     rank, key = rank_of(chunk, knowledge, policy), ArtifactKey(knowledge.model, chunk.id, prompt.antecedents(segment))
     closed = {}
     if rank > 0 and knowledge.holds(PatchUse(key, rank), chunk.tokens):
@@ -117,7 +121,8 @@ def _lane_of(
         closed[Lane.QUERY] = verdict.reason
     why = "its antecedents are not known" if rank > 0 else "it is too short for a patch"
     reasons = (f"{lane} not taken: {reason}" for lane, reason in closed.items())
-    return replace(decided(Lane.FULL, "; ".join([why, *reasons])), closed=(*closed, *distrusted))
+    miss = MissReason.DISTRUSTED if closed else MissReason.NEW_ORDER if rank > 0 else MissReason.SHORT
+    return missed(Lane.FULL, "; ".join([why, *reasons]), miss, (*closed, *distrusted))
 
 
 def worth_capturing(
@@ -208,7 +213,9 @@ def _patches_pay(prompt: Prompt, chunks: Sequence[Decision], costs: Costs) -> bo
 def _computed(chunks: Sequence[Decision], lane: Lane, reason: str) -> tuple[Decision, ...]:
     """Return the decisions with the chunks of a lane computed in their place."""
     return tuple(
-        Decision(own.chunk, own.kind, own.start, own.stop, Lane.FULL, reason) if own.lane is lane else own
+        Decision(own.chunk, own.kind, own.start, own.stop, Lane.FULL, reason, miss=MissReason.COSTS)
+        if own.lane is lane
+        else own
         for own in chunks
     )
 
