@@ -34,7 +34,7 @@ TURNS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class AssistantText:
     """What was said to the turn before, as a client sends it back."""
 
     text: str
@@ -48,7 +48,7 @@ class Picture:
     slid: bool = False
 
 
-Piece = str | Picture | Reply
+Piece = str | Picture | AssistantText
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def _talks(world: _World) -> Iterator[LoadRequest]:
         kind = "land" if "land" in known and world.random.random() < LANDS_ASKED else "colour"
         icon = str(world.random.choice(sorted(known[kind])))
         fresh = order[:count] if turn == 0 else order[count - 1 : count]
-        pieces += [*([Reply(said)] if turn else []), *map(Picture, fresh), phrase(world.random, kind, icon)]
+        pieces += [*([AssistantText(said)] if turn else []), *map(Picture, fresh), phrase(world.random, kind, icon)]
         said = known[kind][icon]
         yield LoadRequest(tuple(pieces), group=index // TURNS, follows=turn > 0)
 

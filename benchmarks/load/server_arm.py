@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 from PIL import Image
 
-from benchmarks.load.requests import LoadRequest, Picture, Reply, Traffic
+from benchmarks.load.requests import AssistantText, LoadRequest, Picture, Traffic
 from benchmarks.load.servers import LoadServer, processor_seconds, settle
 from benchmarks.load.stages import SERVE, SGLANG, VLLM, LoadAnswer
 from emblema.errors import EmblemaError, PromptError
@@ -121,7 +121,7 @@ class ServerArm:
     def _messages(self, request: LoadRequest) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = [{"role": "user", "content": []}]
         for piece in request.pieces:
-            if isinstance(piece, Reply):
+            if isinstance(piece, AssistantText):
                 messages += [{"role": "assistant", "content": piece.text}, {"role": "user", "content": []}]
             else:
                 messages[-1]["content"].append(self._part(piece))

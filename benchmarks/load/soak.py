@@ -24,7 +24,7 @@ import httpx
 import numpy
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
-from benchmarks.load.requests import Picture, Reply, TrafficShape, traffic_of
+from benchmarks.load.requests import AssistantText, Picture, TrafficShape, traffic_of
 from benchmarks.load.server_arm import JSON, content_of, picture_bytes
 from benchmarks.load.servers import free_port, leader, running
 from benchmarks.table import Bar, Table
@@ -204,7 +204,7 @@ def soak_server(minutes: float, seed: int, folder: Path, notify: Callable[[Proce
             [
                 images[own.page] if isinstance(own, Picture) else own
                 for own in request.pieces
-                if not isinstance(own, Reply)
+                if not isinstance(own, AssistantText)
             ]
         )
         for request in traffic.requests

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from benchmarks.load.bars import rate_bars, stage_bars
 from benchmarks.load.figures import by_method, put, rate_figures, read_load, stage_figures, write_load
 from benchmarks.load.page import blocks, bounds
-from benchmarks.load.requests import TURNS, LoadRequest, Picture, Reply, Traffic, TrafficShape, traffic_of
+from benchmarks.load.requests import TURNS, AssistantText, LoadRequest, Picture, Traffic, TrafficShape, traffic_of
 from benchmarks.load.run import send_at_rate
 from benchmarks.load.server_arm import ServerArm
 from benchmarks.load.soak import ProcessSample, ServeSoak, growth, settled, soak_server
@@ -99,7 +99,7 @@ def test_a_turn_of_a_conversation_sends_all_before_it_again_with_one_more_page()
         if now.follows:
             assert now.pieces[: len(before.pieces)] == before.pieces
             reply, page, question = now.pieces[len(before.pieces) :]
-            assert isinstance(reply, Reply) and isinstance(page, Picture) and isinstance(question, str)
+            assert isinstance(reply, AssistantText) and isinstance(page, Picture) and isinstance(question, str)
     assert [len(shown(request)) for request in requests] == [3, 4, 5, 6] * 2 + [3, 4]
     with pytest.raises(EmblemaError, match=f"give {TURNS} or more"):
         TrafficShape("talk", shown=3)

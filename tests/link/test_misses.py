@@ -1,4 +1,4 @@
-"""Misses: whatever `auto` decides, each piece of media of which no row is taken has one reason, and no other has one."""
+"""Misses: whatever `auto` decides, media of which no row is taken have one reason each, and no others have one."""
 
 from emblema.link.lanes import Lane, MissReason
 from emblema.link.misses import find_misses

@@ -94,6 +94,7 @@ def test_a_request_is_described_and_planned_once(planner: RequestPlanner, store:
         "kv_bytes": 0,
         "stored": False,
         "remark": "it is not to be",
+        "misses": [(0, 300, "refused"), (1, 300, "refused")],
     }
     assert planner.finish("text") is None
 
@@ -141,6 +142,7 @@ def test_the_workers_are_told_what_to_take_and_the_reply_what_was_linked(planner
         "kv_bytes": 600 * ROW_BYTES,
         "stored": True,
         "remark": None,
+        "misses": [],
     }
     assert planner.get("1") is None and planner.finish("1") is None and told(planner).dropped == ()
 

@@ -56,12 +56,14 @@ def test_options_that_the_command_gives_are_refused(
 def test_vllm_serve_hands_other_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("emblema.vllm.serving.find_spec", lambda name: object())
     options = ["--store", str(tmp_path / "kept"), "--strategy", "patch-25%", "--dry-run", "--port", "8123"]
+    options += ["--least-rows", "96"]
     done = CliRunner().invoke(app, ["vllm-serve", "reference", *options, "--dtype", "float32"])
     assert done.exit_code == 0, done.output
     line = shlex.split(done.output)
     assert line[-4:-1] == ["--dtype", "float32", "--uds"] and "8123" not in line, "the port is the service's"
     config = json.loads(line[line.index("--kv-transfer-config") + 1])
     assert config["kv_connector_extra_config"]["strategy"] == "patch-25%"
+    assert config["kv_connector_extra_config"]["least_rows"] == 96
     refused = CliRunner().invoke(app, ["vllm-serve", "reference", "--store", str(tmp_path), "--strategy", "magic"])
     assert refused.exit_code != 0
 

@@ -31,6 +31,9 @@ def vllm_serve(
     store: SharedStore = STORE,
     strategy: ServedStrategy = "auto",
     capture: Capture = True,
+    least_rows: Annotated[
+        int | None, typer.Option(min=0, help="Rows that each run of taken rows has to save; measured if left out.")
+    ] = None,
     dry_run: DryRun = False,
     plain: Plain = False,
 ) -> None:
@@ -55,7 +58,7 @@ def vllm_serve(
     own["api_key"] = own.get("api_key") or list(filter(None, [os.environ.get(KEY)]))
     with TemporaryDirectory(prefix="emblema-") as place:
         socket = Path(place) / "engine"
-        line = command(model, folder, strategy, capture, [*options, "--uds", str(socket)])
+        line = command(model, folder, strategy, capture, [*options, "--uds", str(socket)], least_rows)
         variables = environment(os.environ)
         if dry_run:
             _show(line, variables, plain)

@@ -25,8 +25,9 @@ ROWS = (16, 64, 256, 1024, 4096)
 """Rows of the forwards that are timed, until one takes `LEAST_SECONDS` and twice as long as a row alone."""
 PLACED = (16, 256)
 LEAST_SECONDS = 0.06
-TIMED = 2
-"""Runs that are timed, after one that is not; the shortest counts."""
+FEW, TIMED_FEW, TIMED = 256, 6, 2
+"""Runs that are timed, of so many rows at most and of more, after one that is not; the shortest counts. The former are
+short, and decide most: other work on the machine must not be taken for theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def measure_costs(
 
 def _seconds(work: Callable[[int], object], rows: int, device: torch.device) -> float:
     times = []
-    for _ in range(1 + TIMED):
+    for _ in range(1 + (TIMED_FEW if rows <= FEW else TIMED)):
         began = time.perf_counter()
         work(rows)
         if device.type != "cpu":
