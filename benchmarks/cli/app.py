@@ -2,7 +2,7 @@
 
 import typer
 
-from benchmarks.cli import costs, fidelity, load, real, streams
+from benchmarks.cli import agents, costs, fidelity, load, real, streams
 
 app = typer.Typer(
     name="python -m benchmarks",
@@ -26,6 +26,7 @@ app.command()(real.real_page)
 app.command()(streams.window)
 app.command()(streams.stream)
 app.command()(load.load)
+app.command()(agents.agents)
 app.command()(load.soak_serve)
 app.command()(streams.soak)
 app.command()(costs.cost)

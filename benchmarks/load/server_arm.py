@@ -4,20 +4,17 @@ import base64
 import io
 import json
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
-import httpx
 from PIL import Image
 
+from benchmarks.load.chat_client import ChatClient
 from benchmarks.load.requests import AssistantText, LoadRequest, Picture, Traffic
-from benchmarks.load.servers import LoadServer, processor_seconds, settle
-from benchmarks.load.stages import SERVE, SGLANG, VLLM, LoadAnswer
+from benchmarks.load.servers import LoadServer
+from benchmarks.load.stages import SERVE, VLLM, LoadAnswer
 from emblema.errors import EmblemaError, PromptError
 
-JSON = {"Content-Type": "application/json"}
 PATIENCE = 120.0
 """Seconds that uploads may take until they are prefilled."""
 SHOWN_TOGETHER = 8
@@ -43,7 +40,7 @@ def content_of(parts: Sequence[str | Image.Image]) -> list[dict[str, Any]]:
     return found
 
 
-class ServerArm:
+class ServerArm(ChatClient):
     """Answers requests by one strategy as one tenant.
 
     Pages that are not sent with prompts `emblema serve` is given before. Other servers are shown them, and they are
@@ -56,14 +53,11 @@ class ServerArm:
     """
 
     def __init__(self, name: str, server: LoadServer, traffic: Traffic, tenant: str, any_margin: bool = False) -> None:
+        super().__init__(server.address, server.engine, server.keys.add(tenant))
         self.name, self.server, self.traffic = name, server, traffic
         self._options: dict[str, Any] = {"strategy": name}
         if any_margin and server.engine == VLLM:
             self._options = {"kv_transfer_params": {"emblema": {"strategy": name, "margin": 0}}}
-        head = {"Authorization": f"Bearer {server.keys.add(tenant)}"}
-        # As many clients as there are requests at a rate may wait together.
-        limits = httpx.Limits(max_connections=None)
-        self._http = httpx.Client(base_url=server.address, timeout=600, headers=head, limits=limits, trust_env=False)
         self._parts: dict[int, dict[str, Any]] = {}
         if traffic.inline:
             return
@@ -79,14 +73,6 @@ class ServerArm:
         body = self.body(request, tokens)
         return self.send(body, time.perf_counter())
 
-    def settle(self) -> None:
-        """Wait until the server has nothing to do."""
-        settle(self.server.address)
-
-    def processor(self) -> float:
-        """Return the processor seconds of the server's processes."""
-        return processor_seconds(urlsplit(self.server.address).port)
-
     def body(self, request: LoadRequest, tokens: int) -> bytes:
         """Return what is sent: a request for a stream, greedy."""
         body = {
@@ -95,28 +81,6 @@ class ServerArm:
             **self._options,
         }  # fmt: skip
         return json.dumps(body).encode()
-
-    def send(self, body: bytes, arrival: float) -> LoadAnswer:
-        """Send what `body` gives, and read the stream; times count from its arrival, by `time.perf_counter`."""
-        text, first, usage = "", None, dict[str, Any]()
-        with self._replied("POST", "/v1/chat/completions", content=body, headers=JSON) as reply:
-            for line in reply.iter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                event = json.loads(line[6:])
-                if "error" in event:
-                    raise EmblemaError(f"{self.server.address} ended a stream: {event['error']['message']}")
-                usage = event.get("usage") or usage
-                fresh = event["choices"][0]["delta"].get("content") if event["choices"] else ""
-                if fresh and first is None:
-                    first = time.perf_counter()
-                text += fresh or ""
-        now, prompt = time.perf_counter(), int(usage["prompt_tokens"])
-        cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
-        # SGLang reports linked rows in no stream.
-        computed = None if self.server.engine == SGLANG else prompt - cached
-        tokens = int(usage["completion_tokens"])
-        return LoadAnswer(text, (first or now) - arrival, now - arrival, prompt, computed, tokens)
 
     def _messages(self, request: LoadRequest) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = [{"role": "user", "content": []}]
@@ -136,17 +100,17 @@ class ServerArm:
 
     def _upload(self) -> None:
         for number, page in enumerate(self.traffic.pages):
-            with self._replied(
+            with self.replied(
                 "POST", "/v1/files", files={"file": (f"{number}.png", picture_bytes(page.image()))}
             ) as made:
                 self._parts[number] = {"type": "file", "file": {"file_id": json.loads(made.read())["id"]}}
         until = time.monotonic() + PATIENCE
         while True:
-            with self._replied("GET", "/v1/files") as listed:
+            with self.replied("GET", "/v1/files") as listed:
                 if all(file["status"] == "processed" for file in json.loads(listed.read())["data"]):
                     return
             if time.monotonic() > until:
-                raise EmblemaError(f"{self.server.address} has not prefilled its files in {PATIENCE:g} s")
+                raise EmblemaError(f"{self.address} has not prefilled its files in {PATIENCE:g} s")
             time.sleep(0.2)
 
     def _show(self) -> None:
@@ -156,13 +120,3 @@ class ServerArm:
             shown = tuple(map(Picture, numbers[start : start + SHOWN_TOGETHER]))
             self.ask(LoadRequest((*shown, "which land ?")), 1)
         self.settle()
-
-    @contextmanager
-    def _replied(self, method: str, path: str, **sent: Any) -> Iterator[httpx.Response]:
-        try:
-            with self._http.stream(method, path, **sent) as reply:
-                if reply.status_code != 200:
-                    raise EmblemaError(f"{reply.url} answered {reply.status_code}: {reply.read()[:400]!r}")
-                yield reply
-        except httpx.HTTPError as error:
-            raise EmblemaError(f"{self.server.address} broke off: {error}") from error

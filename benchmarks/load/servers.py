@@ -18,13 +18,14 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 import torch
 
 from benchmarks.cost.shapes import FOLDER
-from benchmarks.load.stages import SERVE, SGLANG, VLLM
+from benchmarks.load.stages import SERVE, SGLANG, STOCK, VLLM
 from emblema.errors import EmblemaError
 from emblema.models.names import bundled_folder
 from emblema.serve.keys import KeyRing
+from emblema.vllm.serving import PLUGINS, command
 
 COMMANDS = {SERVE: "serve", VLLM: "vllm-serve", SGLANG: "sglang-serve"}
-"""The command of `emblema` that starts each server with the plugin."""
+"""The command of `emblema` that starts each server with the plugin; `vllm-stock` is started without."""
 STARTING_SECONDS = 600.0
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
 """Unless the caller's own environment says otherwise."""
@@ -77,8 +78,12 @@ def serving(engine: str, model: str, folder: Path, more: Sequence[str] = ()) -> 
     # Made first: a server that has keys asks for one from the beginning.
     keys = KeyRing(store / "serve")
     keys.add("nobody")
-    line = [sys.executable, "-m", "emblema.cli", COMMANDS[engine], model, "--store", str(store)]
-    with running([*line, *server_options(engine), *more], folder / "server.log", free_port()) as address:
+    options, log, environment = [*server_options(engine), *more], folder / "server.log", dict[str, str]()
+    if engine == STOCK:
+        line, environment = command(model, None, more=options), {PLUGINS: ""}
+    else:
+        line = [sys.executable, "-m", "emblema.cli", COMMANDS[engine], model, "--store", str(store), *options]
+    with running(line, log, free_port(), environment) as address:
         yield LoadServer(engine, address, model, keys)
 
 

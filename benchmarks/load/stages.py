@@ -7,6 +7,8 @@ from benchmarks.load.requests import TrafficShape
 
 FULL, PREFIX, AUTO, QUERY = "full", "prefix", "auto", "query-12%"
 ENGINE, SERVE, VLLM, SGLANG = "engine", "serve", "vllm", "sglang"
+STOCK = "vllm-stock"
+"""vLLM without the plugin."""
 ENGINES = (ENGINE, SERVE, VLLM, SGLANG)
 """The embedded engine in this process, and three servers: `emblema serve`, and two engines with the plugin."""
 STAGES = (
