@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.agents.arms import KEEP
 from benchmarks.agents.figures import PRICES, Figures, Row
 from benchmarks.blocks import write_blocks
 from benchmarks.plots import draw_table
@@ -17,8 +18,16 @@ LINES_OF = {
     "dollars": ("dollars", False, None),
 }
 """Figures in the table: their names, whether their bound is the least, and their bound."""
-PLAIN = {"ttft_after": ("full", "stock", "prefix", "against"), "agrees": ("full", "stock", "prefix", "against")}
-"""Arms that others are compared with have no line of these figures."""
+PLAIN = ("full", "stock", "prefix", "against")
+"""Arms that others are compared with: no bounds are of them."""
+LEFT_OUT = {
+    "rows": ("full",),
+    "ttft_after": PLAIN,
+    "agrees": PLAIN,
+    "remembered": ("prefix",),
+    "dollars": ("full", KEEP),
+}
+"""Arms that have no line of a figure."""
 LINES = 30
 """Points of a line in the picture, at the most."""
 
@@ -57,7 +66,7 @@ def _rules(rows: Sequence[Row]) -> str:
     for figure, (name, least, bound) in LINES_OF.items():
         told = name if bound is None else f"{name} {'≥' if least else '≤'} {bound:g}"
         for engine, method in arms:
-            if method in PLAIN.get(figure, ()) or (figure != "remembered" and method == "full"):
+            if method in LEFT_OUT[figure]:
                 continue
             cells = [by.get((engine, method, rule), {}).get(figure) for rule in rules]
             lines.append([told, f"{engine}: {method}", *(_cell(figure, value, method) for value in cells)])
@@ -69,7 +78,7 @@ def _cell(figure: str, value: float | None, method: str) -> str:
     _, least, bound = LINES_OF[figure]
     text = "" if value is None else cell_text(float(value))
     missed = bound is not None and value is not None and not Bar(figure, value, bound, least).holds
-    return f"**{text}**" if missed and method not in PLAIN["agrees"] else text
+    return f"**{text}**" if missed and method not in PLAIN else text
 
 
 def _saturation(rows: list[Row]) -> str:
