@@ -21,7 +21,7 @@ from benchmarks.load.chat_client import ChatClient
 from benchmarks.load.servers import LoadServer, random_model, serving
 from benchmarks.load.stages import AUTO, ENGINE, FULL, PREFIX, RANDOM, STOCK, VLLM, LoadAnswer
 from benchmarks.table import Bar
-from benchmarks.window.arms import counted_rows
+from benchmarks.window.arms import RowCounter, counted_rows
 from emblema.engine.engine import Engine
 from emblema.errors import PromptError
 from emblema.eval.figures import environment
@@ -139,16 +139,13 @@ class AgentBench:
                 server = stack.enter_context(self._serving(engine))
                 makers += [_server_maker(server, method) for method in methods]
             for name, other in zip((CLIENT, AGAINST), others, strict=False):
-                client = ChatClient(other.address, name, other.key)
-                makers.append(
-                    lambda rule, name=name, client=client, other=other: ClientArm(name, name, client, other.model)
-                )
+                makers.append(_client_maker(name, other))
             yield makers
 
     def _embedded(self, stack: ExitStack) -> list[Maker]:
         model = self.load()
         counter = stack.enter_context(counted_rows(model.adapter))
-        return [lambda rule, method=method: EmbeddedArm(ENGINE, method, model, counter) for method in METHODS[ENGINE]]
+        return [_embedded_maker(method, model, counter) for method in METHODS[ENGINE]]
 
     @contextmanager
     def _serving(self, engine: str) -> Iterator[LoadServer]:
@@ -216,6 +213,17 @@ def picture_rows(arm: SessionArm, session: Session) -> PictureRows:
         for kept in ((), (KeptPicture(0),), (KeptPicture(0, cropped=True),))
     ]
     return PictureRows(prompts[1] - prompts[0], prompts[2] - prompts[0])
+
+
+def _embedded_maker(method: str, model: Engine, counter: RowCounter) -> Maker:
+    """Return what makes engines on the weights of a model."""
+    return lambda rule: EmbeddedArm(ENGINE, method, model, counter)
+
+
+def _client_maker(name: str, other: OtherServer) -> Maker:
+    """Return what makes clients of a server that runs already."""
+    client = ChatClient(other.address, name, other.key)
+    return lambda rule: ClientArm(name, name, client, other.model)
 
 
 def _server_maker(server: LoadServer, method: str) -> Maker:

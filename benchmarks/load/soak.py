@@ -24,8 +24,9 @@ import httpx
 import numpy
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
+from benchmarks.load.chat_client import JSON
 from benchmarks.load.requests import AssistantText, Picture, TrafficShape, traffic_of
-from benchmarks.load.server_arm import JSON, content_of, picture_bytes
+from benchmarks.load.server_arm import content_of, picture_bytes
 from benchmarks.load.servers import free_port, leader, running
 from benchmarks.table import Bar, Table
 from emblema.errors import EmblemaError
