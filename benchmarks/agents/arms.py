@@ -12,7 +12,7 @@ from benchmarks.agents.rules import KeptPicture
 from benchmarks.agents.sessions import Session, SessionRequest
 from benchmarks.load.chat_client import ChatClient
 from benchmarks.load.server_arm import picture_bytes
-from benchmarks.load.stages import AUTO, FULL, PREFIX, LoadAnswer
+from benchmarks.load.stages import AUTO, ENGINE, FULL, PREFIX, SERVE, STOCK, VLLM, LoadAnswer
 from benchmarks.window.arms import RowCounter
 from emblema.engine.engine import Engine
 from emblema.engine.generation import GenerateRequest
@@ -146,17 +146,23 @@ class EmbeddedArm:
 
 
 METHODS: dict[str, tuple[str, ...]] = {
-    "engine": (FULL, PREFIX, AUTO, KEEP),
-    "serve": (FULL, PREFIX, AUTO, KEEP),
-    "vllm": (AUTO,),
-    "vllm-stock": ("stock",),
+    ENGINE: (FULL, PREFIX, AUTO, KEEP),
+    SERVE: (FULL, PREFIX, AUTO, KEEP),
+    VLLM: (AUTO,),
+    STOCK: ("stock",),
 }
 """What is measured of each engine; vLLM with the plugin has `full` too where stock vLLM is not measured beside it."""
 
 
-def fields_of(engine: str, method: str) -> dict[str, Any]:
-    """Return what a server that the benchmark starts is sent beside OpenAI's fields."""
-    if engine == "vllm-stock":
+def fields_of(engine: str, method: str, any_margin: bool = False) -> dict[str, Any]:
+    """Return what a server that the benchmark starts is sent beside OpenAI's fields.
+
+    Args:
+        any_margin: whether an answer after a second pass stands by any margin: those of random weights have none.
+    """
+    if engine == STOCK:
         return {}
+    if any_margin and engine == VLLM:
+        return {"kv_transfer_params": {"emblema": {"strategy": strategy_of(method), "margin": 0}}}
     kept = {"survivors": "keep"} if method == KEEP else {}
     return {"strategy": strategy_of(method), **kept}

@@ -19,7 +19,7 @@ from benchmarks.agents.sessions import Session, SessionRequest, SessionSettings,
 from benchmarks.cost.timing import turned
 from benchmarks.load.chat_client import ChatClient
 from benchmarks.load.servers import LoadServer, random_model, serving
-from benchmarks.load.stages import AUTO, ENGINE, FULL, PREFIX, RANDOM, STOCK, VLLM, LoadAnswer
+from benchmarks.load.stages import AUTO, ENGINE, FULL, PREFIX, STOCK, VLLM, LoadAnswer
 from benchmarks.table import Bar
 from benchmarks.window.arms import RowCounter, counted_rows
 from emblema.engine.engine import Engine
@@ -48,7 +48,8 @@ class AgentBench:
 
     Attributes:
         load: loads the model for the embedded engine.
-        shape, dtype: of the random model, where `model` says so.
+        shape, dtype: of a model of random weights.
+        random: whether servers run that in place of `model`.
         tokens: of an answer, at the most.
     """
 
@@ -61,6 +62,7 @@ class AgentBench:
     shape: str = "137m"
     dtype: str = "float32"
     tokens: int = 8
+    random: bool = False
 
     def measure(
         self, engines: Sequence[str], rules: Sequence[str], others: Sequence[OtherServer] = ()
@@ -137,7 +139,7 @@ class AgentBench:
                 if engine == VLLM and STOCK not in engines:
                     methods = (FULL, *methods)
                 server = stack.enter_context(self._serving(engine))
-                makers += [_server_maker(server, method) for method in methods]
+                makers += [_server_maker(server, method, self.random) for method in methods]
             for name, other in zip((CLIENT, AGAINST), others, strict=False):
                 makers.append(_client_maker(name, other))
             yield makers
@@ -152,7 +154,7 @@ class AgentBench:
         model, more = self.model, list[str]()
         with TemporaryDirectory(prefix="emblema-agents-") as place:
             folder = Path(place)
-            if self.model == RANDOM:
+            if self.random:
                 model, more = str(random_model(folder / self.shape, self.shape)), ["--dtype", self.dtype]
                 more += ["--load-format", "dummy"]
             if engine in (VLLM, STOCK):
@@ -166,7 +168,7 @@ class AgentBench:
 
     def _told(self, found: Figures, before: float) -> Figures:
         """Return figures with the model and the world that they are of, and what is to be said of the run."""
-        where, model = environment(), f"random, {self.shape}" if self.model == RANDOM else self.model
+        where, model = environment(), f"random, {self.shape}" if self.random else self.model
         about = {"model": model, "world": self.settings.world}
         device = f"{where['device']}, {where['cores']} cores, torch {where['torch']}"
         told = {"command": self.command, "device": device, "date": where["date"]}
@@ -226,13 +228,13 @@ def _client_maker(name: str, other: OtherServer) -> Maker:
     return lambda rule: ClientArm(name, name, client, other.model)
 
 
-def _server_maker(server: LoadServer, method: str) -> Maker:
+def _server_maker(server: LoadServer, method: str, any_margin: bool) -> Maker:
     """Return what makes clients of a server, each a tenant with a store of its own."""
 
     def make(rule: str) -> ClientArm:
         key = server.keys.add(f"{method}-{rule}".replace(", ", "-"))
         client = ChatClient(server.address, server.engine, key)
-        return ClientArm(server.engine, method, client, server.model, fields_of(server.engine, method))
+        return ClientArm(server.engine, method, client, server.model, fields_of(server.engine, method, any_margin))
 
     return make
 

@@ -29,7 +29,8 @@ def agents(
     budget: Annotated[int, typer.Option(help="Tokens of pictures at which budget retires some.")] = 2_000,
     sessions: Annotated[int, typer.Option(min=0, help="Measure throughput of so many sessions at once.")] = 0,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at the most.")] = 8,
-    shape: Annotated[str, typer.Option(help="The model of --model random.")] = "137m",
+    random: Annotated[bool, typer.Option("--random", help="Servers run a model of random weights.")] = False,
+    shape: Annotated[str, typer.Option(help="Its shape.")] = "137m",
     page: Annotated[bool, typer.Option("--page", help="Measure nothing: write the page of the figures.")] = False,
     seed: DrawnSeed = None,
     report: Report = Path("build/agents"),
@@ -56,7 +57,15 @@ def agents(
         asked, others = parts_of(rules, tuple(RULES), "--rules"), others_of(server, against, key, model)
         command = told_command(sys.argv[1:], seed, chosen)
         bench = AgentBench(
-            model, lambda: model_loader(device, screen)(model), command, settings, chosen, screen, shape, tokens=tokens
+            model,
+            lambda: model_loader(device, screen)(model),
+            command,
+            settings,
+            chosen,
+            screen,
+            shape,
+            tokens=tokens,
+            random=random,
         )
         made = bench.saturate(named, asked, sessions, others) if sessions else bench.measure(named, asked, others)
         for figures in made:
