@@ -6,28 +6,23 @@ from pathlib import Path
 from benchmarks.agents.arms import KEEP
 from benchmarks.agents.figures import PRICES, Figures, Row
 from benchmarks.blocks import write_blocks
+from benchmarks.load.stages import FULL, PREFIX
 from benchmarks.plots import draw_table
 from benchmarks.table import Bar, Cell, Plot, Table, cell_text, grouped, markdown_table, table_markdown
 
 NAME = "agents"
-LINES_OF = {
-    "rows": ("rows, over new", False, 1.1),
-    "ttft_after": ("TTFT after a drop, over plain", False, 0.25),
-    "agrees": ("agrees", True, 0.97),
-    "remembered": ("dropped facts told", False, None),
-    "dollars": ("dollars", False, None),
-}
-"""Figures in the table: their names, whether their bound is the least, and their bound."""
 PLAIN = ("full", "stock", "prefix", "against")
 """Arms that others are compared with: no bounds are of them."""
-LEFT_OUT = {
-    "rows": ("full",),
-    "ttft_after": PLAIN,
-    "agrees": PLAIN,
-    "remembered": ("prefix",),
-    "dollars": ("full", KEEP),
+BOUNDS = {"rows": 1.1, "ttft_after": 0.25, "agrees": 0.97}
+LEAST = ("agrees",)
+COLUMNS = {
+    "rows": ("rows", PREFIX, FULL),
+    "ttft_after": ("TTFT", *PLAIN),
+    "agrees": ("agrees", *PLAIN),
+    "remembered": ("told", PREFIX),
+    "dollars": ("$", PREFIX, FULL, KEEP),
 }
-"""Arms that have no line of a figure."""
+"""Figures in the table: their name, and the arms that are left out."""
 LINES = 30
 """Points of a line in the picture, at the most."""
 
@@ -59,25 +54,34 @@ def _by_model(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
 
 
 def _rules(rows: Sequence[Row]) -> str:
-    """Return a line for each figure and arm, a column for each rule; what missed its bound is in bold."""
-    rules, arms = grouped(rows, "rule"), dict.fromkeys((row["engine"], row["method"]) for row in rows)
+    """Return a line for each rule, a column for each figure and arm; what missed its bound is in bold."""
+    arms = dict.fromkeys((row["engine"], row["method"]) for row in rows)
     by = {(row["engine"], row["method"], row["rule"]): row for row in rows}
-    lines = list[list[str]]()
-    for figure, (name, least, bound) in LINES_OF.items():
-        told = name if bound is None else f"{name} {'≥' if least else '≤'} {bound:g}"
-        for engine, method in arms:
-            if method in LEFT_OUT[figure]:
-                continue
-            cells = [by.get((engine, method, rule), {}).get(figure) for rule in rules]
-            lines.append([told, f"{engine}: {method}", *(_cell(figure, value, method) for value in cells)])
-    return markdown_table(("figure", "arm", *rules), lines, words=(0, 1)) if lines else ""
+    columns = [
+        (figure, name, engine, method)
+        for figure, (name, *left_out) in COLUMNS.items()
+        for engine, method in arms
+        if method not in left_out
+    ]
+    lines = [
+        [rule, *(_cell(figure, by.get((engine, method, rule)), method) for figure, _, engine, method in columns)]
+        for rule in grouped(rows, "rule")
+    ]
+    return markdown_table(("rule", *(f"{name} {_arm(engine, method)}" for _, name, engine, method in columns)), lines)
 
 
-def _cell(figure: str, value: float | None, method: str) -> str:
+def _arm(engine: str, method: str) -> str:
+    """Return the short name of an arm."""
+    return {"stock": "stock", KEEP: f"{engine}-kept", FULL: f"{engine}-full"}.get(method, engine)
+
+
+def _cell(figure: str, row: Row | None, method: str) -> str:
     """Return a figure in words, in bold where it misses the bound that holds of `auto`."""
-    _, least, bound = LINES_OF[figure]
-    text = "" if value is None else cell_text(float(value))
-    missed = bound is not None and value is not None and not Bar(figure, value, bound, least).holds
+    value = None if row is None else row[figure]
+    if value is None:
+        return ""
+    text = cell_text(float(value))
+    missed = figure in BOUNDS and not Bar(figure, value, BOUNDS[figure], figure in LEAST).holds
     return f"**{text}**" if missed and method not in PLAIN else text
 
 

@@ -189,7 +189,7 @@ def test_a_little_run_on_the_embedded_engine(tmp_path: Path) -> None:
     assert by["keep", FULL]["read"] == 0 < by["keep", PREFIX]["read"]
     assert {bar["method"] for bar in found["bars"]} == {AUTO}
     page = (tmp_path / "agents.md").read_text()
-    assert "<!-- reference tasks -->" in page and "| agrees ≥ 0.97 | engine: auto |" in page
+    assert "<!-- reference tasks -->" in page and "agrees engine | agrees engine-kept |" in page
     assert len(json.loads((tmp_path / "agents.json").read_text())["runs"]) == 2
 
 
