@@ -20,7 +20,7 @@ COLUMNS = {
     "ttft_after": ("TTFT", *PLAIN),
     "agrees": ("agrees", *PLAIN),
     "remembered": ("told", PREFIX),
-    "dollars": ("$", PREFIX, FULL, KEEP),
+    "dollars": ("$", PREFIX, FULL, KEEP, "stock"),
 }
 """Figures in the table: their name, and the arms that are left out."""
 LINES = 30
@@ -94,10 +94,8 @@ def _saturation(rows: list[Row]) -> str:
 
 
 def _runs(found: Figures) -> str:
-    lines: dict[tuple[Cell, ...], None] = {}
-    for run in found["runs"]:
-        lines.setdefault((f"`{run['command']}`", run["date"], run["device"]))
-    return table_markdown(Table("runs", "", "", ("command", "date", "machine"), tuple(lines)))
+    lines = dict.fromkeys(f"- `{run['command']}`, {run['date']}, {run['device']}" for run in found["runs"])
+    return "\n".join(lines)
 
 
 def pictures(found: Figures) -> Iterator[Table]:

@@ -199,7 +199,6 @@ def test_wrong_shapes_are_refused() -> None:
     assert "sessions are of servers" in refused("agents", "--sessions", "2")
 
 
-@pytest.mark.skipif(not (RESULTS / "agents.json").exists(), reason="no figures are kept")
 def test_the_page_has_every_block_of_its_figures() -> None:
     found, page = read_agents(RESULTS / "agents.json"), (RESULTS / "agents.md").read_text(encoding="utf-8")
     assert all(f"<!-- {name} -->" in page for name in blocks(found)) and list(pictures(found))
