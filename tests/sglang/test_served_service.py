@@ -49,8 +49,11 @@ def post(client: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any
 
 def chat(client: httpx.Client, messages: Any, **more: Any) -> tuple[str, dict[str, Any]]:
     """The words of a reply, and the plugin's report."""
-    [choice] = post(client, CHAT, BLIND | more | {"messages": messages})["choices"]
+    reply = post(client, CHAT, BLIND | more | {"messages": messages})
+    [choice] = reply["choices"]
     [report] = [report for report in choice["meta_info"]["emblema"] if report]
+    # There is no radix tree here.
+    assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == report["linked_tokens"]
     return choice["message"]["content"], report
 
 
@@ -78,6 +81,27 @@ def pictures(pngs: list[bytes]) -> list[dict[str, Any]]:
 def by_id(*ids: str) -> list[dict[str, Any]]:
     parts = [{"type": "file", "file": {"file_id": id}} for id in ids]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": QUESTION}]}]
+
+
+def test_the_log_says_what_is_linked(server: ServedEngine) -> None:
+    lines = [line for line in server.log.read_text(errors="replace").splitlines() if "is linked by lanes" in line]
+    assert len(lines) == 1 and "lanes leading, patch; auto links" in lines[0]
+
+
+@pytest.mark.parametrize("options", ["blind", {"strategi": 1}, {"margin": 7}])
+def test_wrong_options_are_refused_everywhere(server: ServedEngine, options: Any) -> None:
+    """These tests come before there are keys, with which `/generate` is not offered."""
+    custom, turns = {"custom_params": {"emblema": options}}, [{"role": "user", "content": "a"}]
+    bodies: dict[str, Any] = {
+        CHAT: custom | {"model": "reference", "messages": turns},
+        "/v1/completions": custom | {"model": "reference", "prompt": "a"},
+        "/generate": {"text": "a", "sampling_params": custom},
+    }
+    with server.http() as client:
+        for path, body in bodies.items():
+            answer = client.post(path, json=body)
+            assert answer.status_code == 400, f"{path}: {answer.text}"
+            assert "emblema" in answer.text or "margin" in answer.text
 
 
 def test_only_keys_let_in(server: ServedEngine, http: dict[str, httpx.Client]) -> None:

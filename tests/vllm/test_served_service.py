@@ -1,6 +1,7 @@
 """`emblema vllm-serve` as users start it: what other forms of requests name, and that tenants never meet."""
 
 import ast
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import httpx
 import pytest
 
 from emblema.serve.keys import KeyRing
-from tests.serve.conftest import QUESTION, asked, pngs
+from tests.serve.conftest import QUESTION, asked, data_url, pngs
 from tests.serve.engines import ServedEngine, served
 
 __all__ = ["pngs"]
@@ -71,6 +72,36 @@ def upload(client: httpx.Client, png: bytes) -> str:
     answer = client.post("/v1/files", files={"file": ("a.png", png)}, data={"purpose": "user_data"})
     id: str = answer.json()["id"]
     return id
+
+
+def test_the_log_says_what_is_linked(server: ServedEngine) -> None:
+    lines = [line for line in server.log.read_text(errors="replace").splitlines() if "is linked by lanes" in line]
+    assert len(lines) == 1 and "is linked by lanes leading, patch, query; auto links" in lines[0]
+    assert "where each run of rows that is taken saves" in lines[0] or "auto links never" in lines[0]
+
+
+@pytest.mark.parametrize("options", ["blind", {"strategi": 1}, {"margin": 7}])
+def test_wrong_options_are_refused_everywhere(server: ServedEngine, options: Any) -> None:
+    """These tests come before there are keys, with which completions are not offered."""
+    turns = [{"role": "user", "content": "a"}]
+    bodies = {"chat/completions": {"messages": turns}, "completions": {"prompt": "a"}, "responses": {"input": "a"}}
+    with server.http() as client:
+        for path, body in bodies.items():
+            given = {"model": "reference", "max_tokens": 1, "kv_transfer_params": {"emblema": options}}
+            answer = client.post(f"/v1/{path}", json=given | body)
+            assert answer.status_code == 400 and answer.json()["error"]["param"] == "emblema", answer.text
+
+
+def test_the_last_event_of_a_response_says_what_was_done(server: ServedEngine, pngs: list[bytes]) -> None:
+    picture = {"type": "input_image", "image_url": data_url(pngs[0]), "detail": "auto"}
+    turn = {"role": "user", "content": [picture, {"type": "input_text", "text": QUESTION}]}
+    given = {"model": "reference", "temperature": 0, "input": [turn], "stream": True, "max_output_tokens": 4}
+    with server.http() as client:
+        lines = client.post("/v1/responses", json=given).text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    (last,) = (event for event in events if event["type"] == "response.completed")
+    report = last["response"]["kv_transfer_params"]["emblema"]
+    assert report["strategy"] == "plain" and report["media_tokens"] > 0 and report["remark"]
 
 
 def test_the_second_request_of_the_how_to_is_linked(server: ServedEngine, capsys: pytest.CaptureFixture[str]) -> None:
