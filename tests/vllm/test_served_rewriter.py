@@ -220,6 +220,18 @@ def test_captures_take_what_room_a_step_has() -> None:
     assert encoded == [[0], [0]] and freed == ["p", "q"], "each is encoded once, and forgotten when it is finished"
 
 
+def test_captures_and_linked_prompts_together_keep_to_the_room_of_a_step() -> None:
+    """The scheduler's side offers each of them all that is left; more rows than vLLM has buffers for end its worker."""
+    worker, captures = Worker(), CaptureRuns()
+    side = links(Staged(), worker)
+    rewriter = worker.rewriter([side], [captures])
+    captures.add([capture("p", 20)])
+    told = StepMetadata(links=(link("a"),), load_rows=12, load_slots=9, room=12, side_rows=12, side_slots=9)
+    side.begin_step(told)
+    made = rewriter.rewrite(step({}), told)
+    assert list(rows_of(made).values()) == [(0, 2), (10, 14), (0, 6)]
+
+
 def test_both_runners_find_positions_by_the_prompts_own_list() -> None:
     prompt = SidePrompt([7, 8, 9, 0], (), (5, 6))
     data = virtual_request(prompt, "n", 2)

@@ -412,11 +412,10 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
             self.captures.capture(plan, urgent=True)
         slots = self._config.scheduler_config.max_num_seqs - len(self._running)
         step = self.captures.fill(step, scheduled, slots, not self._requests, bool(self._waiting), self._planner.reads)
-        left = self._config.scheduler_config.max_num_batched_tokens - sum(count for _, count in scheduled.values())
-        if self.captures.urgent:
-            left -= step.side_rows
+        room = self._config.scheduler_config.max_num_batched_tokens - sum(count for _, count in scheduled.values())
+        left = room - step.side_rows if self.captures.urgent else room
         rows, slots = self._planner.load_room(left, slots)
-        return StepMessage(replace(step, load_rows=rows, load_slots=slots) if rows else step)
+        return StepMessage(replace(step, load_rows=rows, load_slots=slots, room=room) if rows else step)
 
     def has_pending_push_work(self) -> bool:
         """Return whether anything is to be done in idle time; vLLM goes on stepping as long as it is."""

@@ -150,6 +150,7 @@ class StepMetadata:
         side_rows, side_slots: rows, and places in the batch, that this step has for what no request asks for.
         readings, choices: readings that begin, and rows that others go on with.
         load_rows, load_slots: rows, and places in the batch, that this step has for prompts whose requests wait.
+        room: rows that this step has for both together, where prompts are loaded.
         patches: what to read after it.
         computes: whether it has any rows.
         pressed: whether requests come so densely that nothing is to be kept beside them.
@@ -166,6 +167,7 @@ class StepMetadata:
     choices: tuple[ReadingChoice, ...] = ()
     load_rows: int = 0
     load_slots: int = 0
+    room: int = 0
     patches: tuple[PatchCapture, ...] = ()
     computes: bool = True
     pressed: bool = False

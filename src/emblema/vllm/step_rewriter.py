@@ -92,5 +92,6 @@ class StepRewriter:
                     made.append(run)
 
         add(self._loads, step.load_rows, step.load_slots)
-        add(self._side, step.side_rows, step.side_slots - len(made))
+        left = step.room - sum(run.rows for run in made)
+        add(self._side, min(step.side_rows, left) if made else step.side_rows, step.side_slots - len(made))
         return made
