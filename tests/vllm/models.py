@@ -164,6 +164,45 @@ def _give_published_names(folder: Path) -> None:
     save_file(named, folder / "model.safetensors", {"format": "pt"})
 
 
+def _glm(folder: Path) -> Subject:
+    """Make a GLM-4.1V with the processors of GLM-4.6V."""
+    from transformers import AutoTokenizer, Glm4vConfig, Glm4vForConditionalGeneration
+
+    source = model_folder("reference")
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    words = len(tokenizer)
+    kinds = {"image": "<|image|>", "image_start": "<|begin_of_image|>", "image_end": "<|end_of_image|>"}
+    kinds |= {"video": "<|video|>", "video_start": "<|begin_of_video|>", "video_end": "<|end_of_video|>"}
+    tokenizer.add_tokens(list(kinds.values()), special_tokens=True)
+    ids = {f"{kind}_token_id": tokenizer.convert_tokens_to_ids(name) for kind, name in kinds.items()}
+    text = {key: value for key, value in TEXT.items() if key != "head_dim"} | {
+        "vocab_size": len(tokenizer), "max_position_embeddings": 8192, "tie_word_embeddings": False,
+        "pad_token_id": None, "eos_token_id": None, "attention_bias": True, "num_hidden_layers": 2,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5,
+        },
+    }  # fmt: skip
+    vision = {
+        "depth": 1, "hidden_size": 64, "intermediate_size": 96, "num_heads": 2, "patch_size": 14, "image_size": 56,
+        "out_hidden_size": TEXT["hidden_size"], "temporal_patch_size": 2, "spatial_merge_size": 2,
+    }  # fmt: skip
+    config = Glm4vConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids)
+    _save(Glm4vForConditionalGeneration(config), folder, source)
+    tokenizer.save_pretrained(folder)
+    marked = kinds["image_start"] + kinds["image"] + kinds["image_end"]
+    template = (source / "chat_template.jinja").read_text()
+    template = template.replace("<|vision_start|><|image_pad|><|vision_end|>", marked)
+    (folder / "chat_template.jinja").write_text(template)
+    for kind in ("image", "video"):
+        name = "preprocessor_config.json" if kind == "image" else "video_preprocessor_config.json"
+        processing = json.loads((source / "preprocessor_config.json").read_text())
+        processing.pop("image_processor_type")
+        processing |= {f"{kind}_processor_type": f"Glm46V{kind.capitalize()}Processor"}
+        (folder / name).write_text(json.dumps(processing | {"processor_class": "Glm46VProcessor"}))
+    before, image, after = (ids[f"{kind}_token_id"] for kind in ("image_start", "image", "image_end"))
+    return Subject(folder.name, folder, len(tokenizer), (before,), image, (after,), range(32, words))
+
+
 def _onevision(kind: str, **text: Any) -> Callable[[Path], Subject]:
     """Return what makes a LLaVA-OneVision with a decoder of some kind."""
 
@@ -222,6 +261,7 @@ def _save(model: nn.Module, folder: Path, source: Path) -> None:
 BUILDERS: dict[str, Callable[[Path], Subject]] = {
     "qwen2.5-vl": _qwen("reference"),
     "qwen3-vl": _qwen("reference-deepstack"),
+    "glm-4.6v": _glm,
     "llava-next": _llava_next,
     "llava-onevision": _onevision("qwen2"),
     "windowed": _onevision(

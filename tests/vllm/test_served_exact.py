@@ -22,7 +22,10 @@ BUNDLED = ("reference", "reference-deepstack")
 PARAMETERS = (
     pytest.param("qwen2.5-vl", marks=pytest.mark.cells),
     "reference",
-    *(pytest.param(name, marks=pytest.mark.nightly) for name in ("qwen3-vl", "llava-onevision", "llava-next")),
+    *(
+        pytest.param(name, marks=pytest.mark.nightly)
+        for name in ("qwen3-vl", "glm-4.6v", "llava-onevision", "llava-next")
+    ),
     pytest.param("reference-deepstack", marks=pytest.mark.nightly),
 )
 STRATEGIES = ("blind", "mpic-4", "mpic-32")
