@@ -47,6 +47,7 @@ from tests.families.tiled import (
 from tests.families.windowed import (
     build_gemma3,
     build_gemma4,
+    build_gemma4_shared,
     build_gemma4_unified,
     build_ministral3,
     build_mistral3,
@@ -77,6 +78,7 @@ CASES: dict[str, Case] = {
         Case("mistral_small4", build_mistral_small4, mistral3_stock),
         Case("gemma3", build_gemma3, gemma3_stock),
         Case("gemma4", build_gemma4, gemma4_stock),
+        Case("gemma4_shared", build_gemma4_shared, gemma4_stock),
         Case("gemma4_unified", build_gemma4_unified, gemma4_stock),
         Case("glm4v", build_glm4v, qwen_stock, native_video=True),
         Case("glm4v_moe", build_glm4v_moe, qwen_stock, native_video=True),

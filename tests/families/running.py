@@ -55,7 +55,8 @@ class Prompt:
         order = (self.visual.long().cumsum(0) - 1)[rows]
         visual = self.visual[rows]
         deepstack = tuple(layer[order[visual]] for layer in self.deepstack)
-        return RowBatch(self.embeds[rows], self.positions[:, rows], rows, visual, deepstack)
+        ids = self.token_ids[rows]
+        return RowBatch(self.embeds[rows], self.positions[:, rows], rows, visual, deepstack, token_ids=ids)
 
 
 def compose(adapter: Adapter, parts: Sequence[Any]) -> Prompt:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.families.kimi import MLA
 from tests.families.llava import LLAMA, SIGLIP, plain_stock
-from tests.families.parts import Bundle, sharpen, token, tokenizer, typed
+from tests.families.parts import VOCAB, Bundle, sharpen, token, tokenizer, typed
 
 
 def mistral3(seed: int, text: dict[str, Any], gain: float = 1.6) -> tuple[nn.Module, Bundle]:
@@ -79,23 +79,28 @@ def gemma3_stock(bundle: Bundle, config: Any, pictures: Sequence[Image.Image], i
 
 def build_gemma4(seed: int) -> tuple[nn.Module, Bundle]:
     """The shapes of 26B-A4B: two widths of heads, keys that are values in full layers, experts, both ways of seeing."""
+    return gemma4(seed, {})
+
+
+def gemma4(seed: int, changed: dict[str, Any]) -> tuple[nn.Module, Bundle]:
     from transformers import Gemma4Config, Gemma4ForConditionalGeneration, Gemma4TextConfig, Gemma4VisionConfig
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
     torch.manual_seed(seed)
-    text = Gemma4TextConfig(
-        **{key: value for key, value in LLAMA.items() if key not in ("model_type", "num_hidden_layers", "rope_theta")},
-        num_hidden_layers=4, head_dim=16, global_head_dim=32, num_global_key_value_heads=1, sliding_window=12,
-        layer_types=["sliding_attention", "full_attention"] * 2, attention_k_eq_v=True, hidden_size_per_layer_input=0,
-        use_bidirectional_attention="vision", enable_moe_block=True, num_experts=4, top_k_experts=2,
-        moe_intermediate_size=24, final_logit_softcapping=30.0,
-    )  # fmt: skip
+    plain = {key: value for key, value in LLAMA.items() if key not in ("model_type", "rope_theta")}
+    text = {
+        **plain, "num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1,
+        "sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"] * 2, "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision", "enable_moe_block": True,
+        "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24, "final_logit_softcapping": 30.0,
+    }  # fmt: skip
     vision = Gemma4VisionConfig(
         hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
         head_dim=16, patch_size=4, pooling_kernel_size=2, position_embedding_size=256, standardize=True,
     )  # fmt: skip
     config = Gemma4Config(
-        text_config=text, vision_config=vision, image_token_id=token("<|image|>"), video_token_id=token("<|video|>"),
+        text_config=Gemma4TextConfig(**{**text, **changed}), vision_config=vision,
+        image_token_id=token("<|image|>"), video_token_id=token("<|video|>"),
         boi_token_id=token("<start_of_image>"), eoi_token_id=token("<end_of_image>"),
     )  # fmt: skip
     images = Gemma4ImageProcessorPil(patch_size=4, pooling_kernel_size=2, max_soft_tokens=70, do_normalize=True)
@@ -104,6 +109,16 @@ def build_gemma4(seed: int) -> tuple[nn.Module, Bundle]:
     for layer in model.model.language_model.layers:
         layer.layer_scalar.fill_(0.8)
     return model, Bundle(tokenizer(), images)
+
+
+def build_gemma4_shared(seed: int) -> tuple[nn.Module, Bundle]:
+    """The shapes of E2B and E4B: the last layers attend rows of earlier ones, and every layer embeds tokens' ids."""
+    text = {
+        "num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3, "num_kv_shared_layers": 3,
+        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB, "use_bidirectional_attention": None,
+        "use_double_wide_mlp": True, "enable_moe_block": False, "attention_k_eq_v": False,
+    }  # fmt: skip
+    return gemma4(seed, text)
 
 
 def gemma4_stock(bundle: Bundle, config: Any, pictures: Sequence[Image.Image], ids: Tensor) -> dict[str, Tensor]:

@@ -38,10 +38,9 @@ def test_states_of_other_kinds_are_refused_by_name() -> None:
         Adapter(Qwen3NextForCausalLM(Qwen3NextConfig(**text)))
 
 
-def test_embeddings_of_ids_in_every_layer_are_refused() -> None:
-    """Gemma 4 E2B and E4B."""
-    model, _ = matrix.CASES["gemma4"].build(0)
-    model.config.text_config.hidden_size_per_layer_input = 8
+def test_embeddings_of_ids_that_a_forward_cannot_be_given_are_refused() -> None:
+    model, _ = matrix.CASES["llava"].build(0)
+    model.get_decoder().config.hidden_size_per_layer_input = 8
     with pytest.raises(UnsupportedModelError, match=r"layers\.0 and all later layers add an embedding of each token"):
         Adapter(model)
 

@@ -15,6 +15,7 @@ UNREADABLE = {
         "sees its last",
     ),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), "keeps a state"),
+    "gemma4_shared": "attends the rows of another layer",
     **dict.fromkeys(("aya_vision", "cohere2_vision", "exaone4_5"), "sees its last"),
     **dict.fromkeys(("ovis2", "ernie4_5_vl"), "markers of pictures are media tokens"),
 }

@@ -236,6 +236,7 @@ class _PlanRun:
             visual=visual,
             deepstack=deepstack,
             hidden_from=None if hidden_from is None else hidden_from.to(adapter.device),
+            token_ids=prompt.token_ids[rows],
         )
 
     def _hidden(self, rows: Tensor, ranges: list[RowRange]) -> Tensor | None:
@@ -252,7 +253,7 @@ class _PlanRun:
 class _Narrowing:
     """Which rows of a batch go on after each layer: those that the plan computes, and those a selector chose.
 
-    The adapter calls it after every layer.
+    The adapter calls it after every layer. Rows of the last layer that keeps any go on to the end.
 
     Args:
         run: the run.
@@ -269,7 +270,7 @@ class _Narrowing:
 
     def __call__(self, layer: int) -> Tensor | None:
         """Return the rows of the batch [n] that go on after a layer; None if all do."""
-        if layer + 1 == len(self._computed):
+        if layer + 1 >= len(self._computed):
             return None
         for selector in self._held:
             if selector.layer == layer:

@@ -38,8 +38,10 @@ from emblema.models.structure import (
     layer_windows,
     position_axes,
     refuse_unsupported,
+    row_layers,
 )
 from emblema.models.tables import KVTable
+from emblema.models.token_inputs import token_inputs
 
 
 class Adapter:
@@ -51,6 +53,7 @@ class Adapter:
 
     Attributes:
         weights: tells whether they are what they were.
+        layouts: of the rows of each layer that keeps some; in some models the last layers attend those of others.
         devices: of each layer, and of its rows.
         sharded: whether a part of the decoder is elsewhere than `device`; what all layers are given goes to each
             device once.
@@ -81,8 +84,8 @@ class Adapter:
         if model.training:
             raise ModelError(f"{type(model).__name__} is in training mode; call model.eval() first.")
         self.axes = position_axes(model, self.config)
-        windows = layer_windows(self.config, self.types)
-        self.calibration: Calibration = calibrate(self.decoder, self.layers, self.names, self.axes, windows)
+        windows, own = layer_windows(self.config, self.types), row_layers(self.config, len(self.layers))
+        self.calibration: Calibration = calibrate(self.decoder, self.layers[:own], self.names[:own], self.axes, windows)
         self.layouts: tuple[LayerLayout, ...] = self.calibration.layouts
         self.tables: dict[str, RotaryTable] = dict(self.calibration.tables)
         self._windows = windows
@@ -134,21 +137,25 @@ class Adapter:
         return self.weights.digest()
 
     @property
+    def _row_devices(self) -> tuple[torch.device, ...]:
+        return self.devices[: len(self.layouts)]
+
+    @property
     def _embedding(self) -> Any:
         return self.decoder.get_input_embeddings()
 
     def table(self, capacity: int) -> KVTable:
         """Return an empty KV table for one request."""
-        return KVTable(self.layouts, capacity, self.dtype, self.device, self.devices)
+        return KVTable(self.layouts, capacity, self.dtype, self.device, self._row_devices)
 
     def batch_table(self, padded: bool = False) -> BatchTable:
         """Return an empty table for sequences that are decoded together."""
-        return BatchTable(self.layouts, self.dtype, self.device, padded, self.devices)
+        return BatchTable(self.layouts, self.dtype, self.device, padded, self._row_devices)
 
     def phases(self, positions: Tensor) -> PhaseBook:
         """Return the phases of all layers at positions [axes, tokens], worked out already: any thread may read them."""
         book = PhaseBook(self.tables, positions.to(self.device))
-        for layout, device in zip(self.layouts, self.devices, strict=True):
+        for layout, device in zip(self.layouts, self._row_devices, strict=True):
             if layout.rotary is not None:
                 book.on(device)(layout.rotary)
         return book
@@ -281,6 +288,10 @@ class Adapter:
         causal = self.kind.full_layers_causal
         seen = AttendedRows(table, batch.slots, self._windows, batch.hidden_from, causal, wanted)
         extra = self.kind.decoder_arguments(self.model.config, batch.visual, batch.deepstack)
+        token_ids = None if batch.token_ids is None else batch.token_ids[None]
+        extra |= token_inputs(self.decoder, token_ids, batch.visual[None])
+        if wanted is not None and len(self.layouts) < len(self.layers) and not is_watched():
+            narrow = self._leave_with_rows(len(batch.slots), wanted)
         share = 1 / len(self.layers)
         feed = LayerFeed(
             table,
@@ -299,6 +310,11 @@ class Adapter:
         finally:
             table.slots = table.rows_before = None
         return hidden if feed.rows is None else hidden[feed.rows.to(hidden.device)]
+
+    def _leave_with_rows(self, rows: int, wanted: int) -> Narrow:
+        """Have rows whose hidden states nobody wants leave after the last layer that keeps rows; one at least stays."""
+        stay, last = torch.arange(rows - max(1, wanted), rows), len(self.layouts) - 1
+        return lambda layer: stay if layer == last and len(stay) < rows else None
 
     def make_states(self, table: KVTable) -> None:
         """Have a table know the states of linear attention after all of its rows; decoding goes on from these."""
@@ -351,7 +367,8 @@ class Adapter:
         with torch.inference_mode():
             table.place(rows)
             embeds, feed = self._embedding(token_ids[:, None]), LayerFeed(table, self.devices)
-            return self.logits(self._decoder_run(embeds, ids, table.masks(self._windows), feed)[:, 0])
+            extra = token_inputs(self.decoder, token_ids[:, None])
+            return self.logits(self._decoder_run(embeds, ids, table.masks(self._windows), feed, **extra)[:, 0])
 
     def _decoder_run(
         self, embeds: Tensor, ids: Tensor, masks: Mapping[int | None, Tensor], feed: LayerFeed, **extra: Any
@@ -440,7 +457,8 @@ class Adapter:
             positions = torch.cat((slots[:first].expand(len(positions), -1) + shift, positions), dim=1)
         table.allocate(slots, groups)
         deepstack = tuple(layer.to(device) for layer in encoded.deepstack)
-        return table, RowBatch(embeds, positions, slots, visual, deepstack)
+        token_ids = torch.cat((torch.tensor(anchor, dtype=torch.int64), encoded.token_ids))
+        return table, RowBatch(embeds, positions, slots, visual, deepstack, token_ids=token_ids)
 
     def _check_attention(self) -> None:
         """Refuse layers whose attention does not go through transformers' interface: they would attend other rows.

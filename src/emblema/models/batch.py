@@ -16,6 +16,7 @@ class RowBatch:
         visual: [rows] bool, rows that carry media features.
         deepstack: per early layer, [visual rows, hidden] added after that layer; empty for most families.
         hidden_from: [rows, table.length] bool, True may not be attended; None hides nothing.
+        token_ids: [rows] int64, for decoders that embed ids of tokens in every layer; others need none.
     """
 
     embeds: Tensor
@@ -24,6 +25,7 @@ class RowBatch:
     visual: Tensor
     deepstack: tuple[Tensor, ...] = ()
     hidden_from: Tensor | None = None
+    token_ids: Tensor | None = None
 
     def slice(self, start: int, stop: int) -> "RowBatch":
         """Return rows `start` to `stop`."""
@@ -35,6 +37,7 @@ class RowBatch:
             self.visual[start:stop],
             tuple(layer[before : before + within] for layer in self.deepstack),
             None if self.hidden_from is None else self.hidden_from[start:stop],
+            None if self.token_ids is None else self.token_ids[start:stop],
         )
 
     def by_hidden(self) -> list["RowBatch"]:

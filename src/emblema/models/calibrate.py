@@ -18,6 +18,7 @@ from transformers.cache_utils import DynamicCache
 from emblema.errors import UnsupportedModelError
 from emblema.kv.layout import LayerLayout, Pairing, RotaryBand, Slot
 from emblema.models.linear_attention import LINEAR, find_state_mixer, linear_layout
+from emblema.models.token_inputs import token_inputs
 
 FIT_POSITIONS = (1, 5, 37, 401, 4099, 65537, 524309, 1000003)
 CONVOLUTION = "conv"
@@ -73,7 +74,7 @@ def calibrate(
 
     Args:
         decoder: the model's decoder, called as `decoder(inputs_embeds=…, position_ids=…, …)`.
-        layers: its layers in order, and `names`: their paths in the model, for messages.
+        layers: its layers that keep rows, in order, and `names`: their paths in the model, for messages.
         axes: position axes, 1 or 3.
         windows: each layer's sliding window, copied into its layout.
 
@@ -157,6 +158,7 @@ def _one_token_rows(decoder: Any, points: Tensor, axes: int, types: Sequence[str
         mask = {kind: None if kind in (CONVOLUTION, LINEAR) else mask for kind in types}
     arguments: dict[str, Any] = {"inputs_embeds": embeds, "position_ids": ids, cache_argument(decoder): cache}
     with torch.inference_mode():
+        arguments |= token_inputs(decoder, torch.zeros(count, 1, dtype=torch.int64, device=device))
         decoder(**arguments, attention_mask=mask, use_cache=True)
     return cache
 

@@ -101,7 +101,9 @@ class LayerFeed:
             if self._scan is not None:
                 self._scan.seen = seen
         given = {name: self._given(value, -1 if name in _OF_ROWS else -2, device) for name, value in named.items()}
-        return (hidden.transpose(0, 1) if index in self._convolutions else hidden, *args[1:]), given
+        # What a layer takes by its place beside hidden states belongs to the rows too.
+        beside = (self._given(value, -2, device) for value in args[1:])
+        return (hidden.transpose(0, 1) if index in self._convolutions else hidden, *beside), given
 
     def _given(self, value: Any, axis: int, device: torch.device) -> Any:
         """Return an argument with the rows that still run, on an axis of tensors, on a device."""

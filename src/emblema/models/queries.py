@@ -39,7 +39,7 @@ def queries(adapter: Adapter, token_ids: Sequence[int] | Tensor) -> tuple[Tensor
     def note(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **extra: Any) -> Any:
         scaling, layer = extra.get("scaling"), int(module.layer_idx)
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-        if query.shape[2] == encoded.tokens:
+        if layer < len(adapter.layouts) and query.shape[2] == encoded.tokens:
             own = slice(0, encoded.tokens)
             found[layer] = position_free(query[0].float() * scale, module, adapter.layouts[layer], book, own)
         return row_attend(module, query, key, value, mask, **extra)

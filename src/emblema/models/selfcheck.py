@@ -14,6 +14,7 @@ from emblema.kv.patch import deficit, form_patch
 from emblema.kv.rotation import place, relocate, unplace
 from emblema.models.adapter import Adapter
 from emblema.models.tables import KVTable
+from emblema.models.token_inputs import token_inputs
 
 SHIFTS = (40, 1000, 4096)
 
@@ -96,7 +97,8 @@ def _select_all(adapter: Adapter, encoded: Encoded, prefilled: Prefilled, bound:
     """Compare every row through the adapter with the decoder's own forward, its own masks and cache."""
     _, hidden = prefilled(0)
     with torch.inference_mode():
-        stock = adapter.decoder(inputs_embeds=encoded.embeds[None], use_cache=False).last_hidden_state[0]
+        given = token_inputs(adapter.decoder, encoded.token_ids[None].to(adapter.device))
+        stock = adapter.decoder(inputs_embeds=encoded.embeds[None], use_cache=False, **given).last_hidden_state[0]
         left, right = adapter.logits(hidden), adapter.logits(stock)
     measure = _difference if adapter.dtype == torch.float32 else _median_difference
     return Check("select-all", measure(left[None], right[None]), bound)

@@ -10,6 +10,7 @@ from transformers.cache_utils import Cache
 from emblema.errors import ModelError, UnsupportedModelError
 from emblema.models.calibrate import CONVOLUTION, layer_types, rotary_module
 from emblema.models.linear_attention import LINEAR, find_state_mixer
+from emblema.models.token_inputs import is_given_token_inputs, takes_token_ids
 
 
 def find_decoder(model: Any) -> nn.Module:
@@ -30,6 +31,11 @@ def decoder_layers(model: nn.Module, decoder: Any) -> tuple[list[nn.Module], lis
     prefix = next((name for name, module in model.named_modules() if module is decoder), "decoder")
     layers = list(decoder.layers)[: decoder.config.num_hidden_layers]
     return layers, [f"{prefix}.layers.{index}" for index in range(len(layers))]
+
+
+def row_layers(config: Any, count: int) -> int:
+    """Return how many of `count` layers keep rows of their own: the last may attend those of layers before."""
+    return count - int(getattr(config, "num_kv_shared_layers", None) or 0)
 
 
 def position_axes(model: Any, config: Any) -> int:
@@ -93,7 +99,7 @@ def refuse_unsupported(decoder: nn.Module, layers: Sequence[nn.Module], names: S
                     f"{where} keeps a state of the rows before; such layers are not served yet."
                 )
     _refuse_tables(decoder, names)
-    _refuse_attention(decoder.config, names[0])
+    _refuse_attention(decoder, names[0])
 
 
 def _refuse_tables(decoder: nn.Module, names: Sequence[str]) -> None:
@@ -128,11 +134,12 @@ def _refuse_cast(where: str, table: Tensor) -> None:
         )
 
 
-def _refuse_attention(config: Any, first: str) -> None:
-    if getattr(config, "hidden_size_per_layer_input", None):
+def _refuse_attention(decoder: Any, first: str) -> None:
+    config = decoder.config
+    if takes_token_ids(decoder) and not is_given_token_inputs(decoder):
         raise UnsupportedModelError(
-            f"{first} and all later layers add an embedding of each token's id (hidden_size_per_layer_input): Emblema "
-            "keeps what media are encoded to, not such ids. Use a model without, as Gemma 4 26B-A4B or 31B."
+            f"{first} and all later layers add an embedding of each token's id (hidden_size_per_layer_input), which "
+            "this decoder's forward cannot be given beside the embeddings of rows."
         )
     if getattr(config, "use_bidirectional_attention", None) == "all":
         raise UnsupportedModelError(f"{first} attends later rows (use_bidirectional_attention): it is no decoder.")

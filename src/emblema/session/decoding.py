@@ -272,5 +272,6 @@ def decode(
             visual=torch.zeros(1, dtype=torch.bool, device=runner.device),
             deepstack=(),
             hidden_from=None,
+            token_ids=torch.tensor([token]),
         )
         logits = runner.logits(runner.forward(batch, table))[0]

@@ -486,6 +486,9 @@ def _refuse_unreadable(adapter: Adapter) -> None:
         raise UnsupportedModelError("the layers are on several devices: load the model on one for streams")
     if len(adapter.kind.media_tokens(adapter.model.config, "image")) > 1:
         raise UnsupportedModelError(f"{adapter.family}'s markers of pictures are media tokens: no stream writes them")
+    if len(adapter.layouts) < len(adapter.layers):
+        name = adapter.names[len(adapter.layouts)]
+        raise UnsupportedModelError(f"{name} attends the rows of another layer: it cannot read a memory")
     for name, layer, layout in zip(adapter.names, adapter.layers, adapter.layouts, strict=True):
         if layout.kind == "linear":
             raise UnsupportedModelError(f"{name} keeps a state, which no frame can leave: no stream can use it")

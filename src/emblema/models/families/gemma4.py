@@ -10,11 +10,11 @@ from emblema.models.families.base import Family, Prepared, Toolkit, VideoSegment
 
 
 class Gemma4(Family):
-    """Gemma 4 with rows in every layer (26B-A4B, 31B): a frame of a video is a picture behind its time."""
+    """Gemma 4 (E2B, E4B, 26B-A4B, 31B): a frame of a video is a picture behind its time."""
 
     name = "Gemma 4"
     model_types: tuple[str, ...] = ("gemma4",)
-    notes = "in sliding layers a picture's tokens attend each other both ways; heads of two widths; time stamps"
+    notes = "in sliding layers a picture's tokens attend each other both ways; layers may share rows; time stamps"
     video = "native"
     time_stamps = True
     softcap = True

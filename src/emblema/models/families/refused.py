@@ -1,8 +1,8 @@
 """Families of models that do not fit, and why."""
 
 REFUSED = {
-    "gemma3n": "its last layers keep no rows of their own, and every layer embeds the ids of tokens",
-    "hunyuan_vl": "its positions have four axes",
+    "gemma3n": "its tower is one of the package timm, with which it has not been tried",
+    "hunyuan_vl": "two of its four axes count from a picture's corner and one the pictures before: they move apart",
     "llama4": "its rows attend their own stretch of 8,192 positions alone, and stretches do not move with rows",
     "molmo2": "tokens of a picture attend those of all later pictures: its rows depend on what follows",
 }
