@@ -45,6 +45,27 @@ def test_embeddings_of_ids_that_a_forward_cannot_be_given_are_refused() -> None:
         Adapter(model)
 
 
+@pytest.mark.parametrize("kind", ["kimi_linear", "nemotron_h"])
+def test_states_of_text_models_are_refused_by_name(kind: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    text = {key: value for key, value in TEXT.items() if key not in ("num_hidden_layers", "rope_theta")}
+    if kind == "kimi_linear":
+        text |= {
+            "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "linear_head_dim": 8,
+            "linear_num_heads": 2, "mlp_layer_types": ["dense"] * 2, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8, "v_head_dim": 8,
+        }  # fmt: skip
+    else:
+        text |= {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention"], "mamba_num_heads": 4,
+            "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 2, "head_dim": 16,
+        }  # fmt: skip
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **text)).eval()
+    with pytest.raises(UnsupportedModelError, match=r"layers\.0 is a linear attention layer: it keeps a state"):
+        Adapter(model)
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_tables_that_change_with_length_are_refused(kind: str) -> None:
     rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
