@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from PIL import Image
 
 from benchmarks.agents.rules import KeptPicture
-from benchmarks.agents.sessions import Session, SessionRequest
+from benchmarks.agents.sessions import AgentSession, SessionRequest
 from benchmarks.load.chat_client import ChatClient
 from benchmarks.load.server_arm import picture_bytes
 from benchmarks.load.stages import AUTO, ENGINE, FULL, PREFIX, SERVE, STOCK, VLLM, LoadAnswer
@@ -34,7 +34,7 @@ class SessionArm(Protocol):
     engine_name: str
     method: str
 
-    def ask(self, session: Session, request: SessionRequest, tokens: int) -> LoadAnswer:
+    def ask(self, session: AgentSession, request: SessionRequest, tokens: int) -> LoadAnswer:
         """Answer a request with so many tokens at the most."""
 
     def settle(self) -> None:
@@ -63,13 +63,13 @@ class ClientArm:
     ) -> None:
         self.engine_name, self.method = engine_name, method
         self.client, self.model, self.fields = client, model, fields or {}
-        self._parts: dict[tuple[Session, KeptPicture], dict[str, Any]] = {}
+        self._parts: dict[tuple[AgentSession, KeptPicture], dict[str, Any]] = {}
 
-    def ask(self, session: Session, request: SessionRequest, tokens: int) -> LoadAnswer:
+    def ask(self, session: AgentSession, request: SessionRequest, tokens: int) -> LoadAnswer:
         """Answer a request; writing it is not timed."""
         return self.send(self.body(session, request, tokens))
 
-    def body(self, session: Session, request: SessionRequest, tokens: int) -> bytes:
+    def body(self, session: AgentSession, request: SessionRequest, tokens: int) -> bytes:
         """Return what is sent."""
         messages = session.messages(request, lambda picture: self._part(session, picture))
         body = {
@@ -87,7 +87,7 @@ class ClientArm:
         if self.engine_name not in (CLIENT, AGAINST):
             self.client.settle()
 
-    def _part(self, session: Session, picture: KeptPicture) -> dict[str, Any]:
+    def _part(self, session: AgentSession, picture: KeptPicture) -> dict[str, Any]:
         key = (session, picture)
         if key not in self._parts:
             data = base64.b64encode(picture_bytes(session.world.image(picture))).decode()
@@ -105,7 +105,7 @@ class EmbeddedArm:
         self._shown: dict[KeptPicture, Image.Image] = {}
         self._encoded: dict[KeptPicture, Sequence[EncodedChunk]] = {}
 
-    def ask(self, session: Session, request: SessionRequest, tokens: int) -> LoadAnswer:
+    def ask(self, session: AgentSession, request: SessionRequest, tokens: int) -> LoadAnswer:
         """Answer, and do all that is left to do after it."""
         # Drawing a screen is the client's work.
         self._shown |= {kept: session.world.image(kept) for kept in request.kept if kept not in self._shown}

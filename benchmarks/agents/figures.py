@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.agents.sessions import Session
+from benchmarks.agents.sessions import AgentSession
 from benchmarks.figures import read_figures, rounded, write_figures
 from benchmarks.load.stages import LoadAnswer
 from benchmarks.table import Bar
@@ -70,7 +70,7 @@ class SessionAnswers:
     plain: Sequence[LoadAnswer]
 
 
-def new_rows(session: Session, answers: Sequence[LoadAnswer], pictures: PictureRows) -> list[int]:
+def new_rows(session: AgentSession, answers: Sequence[LoadAnswer], pictures: PictureRows) -> list[int]:
     """Return rows of each prompt that the one before did not have; all where a conversation begins."""
     found = list[int]()
     for place, (request, answer) in enumerate(zip(session.requests, answers, strict=True)):
@@ -82,7 +82,7 @@ def new_rows(session: Session, answers: Sequence[LoadAnswer], pictures: PictureR
     return found
 
 
-def rule_figures(session: Session, answers: SessionAnswers, pictures: PictureRows) -> Row:
+def rule_figures(session: AgentSession, answers: SessionAnswers, pictures: PictureRows) -> Row:
     """Return the figures of an arm under one rule."""
     own, requests = answers.own, session.requests
     fresh = new_rows(session, own, pictures)
@@ -130,7 +130,7 @@ def _equal(own: Sequence[LoadAnswer], exact: Sequence[LoadAnswer], places: Seque
     return sum(own[place].text == exact[place].text for place in places) / len(places)
 
 
-def _right(session: Session, answers: Sequence[LoadAnswer], places: Sequence[int]) -> float | None:
+def _right(session: AgentSession, answers: Sequence[LoadAnswer], places: Sequence[int]) -> float | None:
     """Return the share of some turns that are answered with the answer of their question."""
     asked = [(answers[place].text.strip(), session.turns[place].question.answer) for place in places]
     return sum(text == answer for text, answer in asked) / len(asked) if asked else None

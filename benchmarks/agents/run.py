@@ -15,7 +15,7 @@ from rich.console import Console
 from benchmarks.agents.arms import AGAINST, CLIENT, METHODS, ClientArm, EmbeddedArm, SessionArm, fields_of
 from benchmarks.agents.figures import Figures, PictureRows, Row, SessionAnswers, rule_bars, rule_figures
 from benchmarks.agents.rules import KeptPicture
-from benchmarks.agents.sessions import Session, SessionRequest, SessionSettings, session_of
+from benchmarks.agents.sessions import AgentSession, SessionRequest, SessionSettings, session_of
 from benchmarks.cost.timing import turned
 from benchmarks.load.chat_client import ChatClient
 from benchmarks.load.servers import LoadServer, random_model, serving
@@ -96,7 +96,7 @@ class AgentBench:
                 bars = [self._named(row, bar) for row in rows if barred(row) for bar in throughput_bars(row)]
                 yield self._told({"saturation": rows, "bars": bars}, before)
 
-    def replay(self, session: Session, arms: Sequence[SessionArm]) -> list[list[LoadAnswer]]:
+    def replay(self, session: AgentSession, arms: Sequence[SessionArm]) -> list[list[LoadAnswer]]:
         """Return what every arm answers to every request, another arm first each time."""
         found: list[list[LoadAnswer]] = [[] for _ in arms]
         title = f"{session.rule}: {len(session.requests)} requests"
@@ -108,7 +108,7 @@ class AgentBench:
                 advance()
         return found
 
-    def _at_once(self, arm: SessionArm, sessions: Sequence[Session]) -> Row:
+    def _at_once(self, arm: SessionArm, sessions: Sequence[AgentSession]) -> Row:
         """Return an arm's figures while all sessions ask it."""
         if not isinstance(arm, ClientArm):
             raise PromptError("only servers answer several sessions at once")
@@ -208,7 +208,7 @@ def compared(arms: Sequence[SessionArm], answers: Sequence[Sequence[LoadAnswer]]
         yield SessionAnswers(arm.engine_name, arm.method, own, exact, plain)
 
 
-def picture_rows(arm: SessionArm, session: Session) -> PictureRows:
+def picture_rows(arm: SessionArm, session: AgentSession) -> PictureRows:
     """Ask an arm how many rows a whole and a cropped picture have in a prompt."""
     prompts = [
         arm.ask(session, SessionRequest(0, 0, kept, (), anew=True), 1).prompt

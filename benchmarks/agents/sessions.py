@@ -77,7 +77,7 @@ class SessionRequest:
 
 
 @dataclass(frozen=True, eq=False)
-class Session:
+class AgentSession:
     """Turns, requests and their screens under one rule."""
 
     settings: SessionSettings
@@ -101,7 +101,7 @@ class Session:
         return messages
 
 
-def session_of(settings: SessionSettings, rule: str, seed: int) -> Session:
+def session_of(settings: SessionSettings, rule: str, seed: int) -> AgentSession:
     """Return the session of a seed under a rule; fewer requests are the first of more.
 
     Rules have different screens, so that nothing of one is known to a server from another.
@@ -124,7 +124,7 @@ def session_of(settings: SessionSettings, rule: str, seed: int) -> Session:
         turns.append(SessionTurn(said, told, question))
         requests.append(SessionRequest(index, start, kept, left(before, kept), anew))
         before, said = kept, question.said
-    return Session(settings, rule, world, tuple(turns), tuple(requests))
+    return AgentSession(settings, rule, world, tuple(turns), tuple(requests))
 
 
 def _estimate(settings: SessionSettings, turns: list[SessionTurn], kept: Kept) -> int:

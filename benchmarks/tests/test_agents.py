@@ -22,7 +22,7 @@ from benchmarks.agents.figures import (
 from benchmarks.agents.page import blocks, pictures
 from benchmarks.agents.rules import RULES, Kept, KeptPicture, RuleLimits, left
 from benchmarks.agents.run import throughput_bars
-from benchmarks.agents.sessions import Session, SessionSettings, session_of
+from benchmarks.agents.sessions import AgentSession, SessionSettings, session_of
 from benchmarks.agents.worlds import TaskWorld
 from benchmarks.load.server_arm import picture_bytes
 from benchmarks.load.stages import AUTO, FULL, PREFIX, LoadAnswer
@@ -67,7 +67,7 @@ def test_a_cap_drops_the_older_half_and_every_other_leaves_old_ones() -> None:
     assert left(kept_after("crop", 3), kept_after("crop", 4)) == (KeptPicture(0),)
 
 
-def part_of(session: Session) -> Any:
+def part_of(session: AgentSession) -> Any:
     """What writes a picture into a message, to the byte."""
     return lambda picture: picture_bytes(session.world.image(picture)).hex()
 
@@ -122,7 +122,7 @@ def test_a_desktop_changes_by_a_little() -> None:
     assert session.world.image(KeptPicture(2, cropped=True)).size == (224, 224)
 
 
-def answered(session: Session, text: str, computed: int, seconds: float) -> list[LoadAnswer]:
+def answered(session: AgentSession, text: str, computed: int, seconds: float) -> list[LoadAnswer]:
     """Answers of one text, whose prompts have ten rows of text a turn and forty a picture, a quarter of it cropped."""
     return [
         LoadAnswer(
