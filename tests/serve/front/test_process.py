@@ -22,8 +22,10 @@ print("engine begins", flush=True)
 uvicorn.run(EngineDouble().app, uds=sys.argv[1], log_level="critical")
 """
 SERVICE = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
+# Whoever runs the tests in the background has Ctrl-C ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from emblema.cli import run
 from emblema.serve.front.engine import EngineClient
 from emblema.serve.front.engine_api import VLLM
