@@ -76,9 +76,9 @@ class ReportMessage(KVConnectorWorkerMetadata):
 
 @dataclass
 class CostMessage(KVConnectorHandshakeMetadata):
-    """What a worker measured, as vLLM passes it to the scheduler at the server's start."""
+    """What a worker measured, as vLLM passes it to the scheduler at the server's start; None where it did not."""
 
-    costs: StartCosts
+    costs: StartCosts | None
 
 
 class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
@@ -228,7 +228,7 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
             log_failure("what linking costs was not measured", error)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        return None if self._costs is None else CostMessage(self._costs)
+        return None if self.kv_worker is None else CostMessage(self._costs)
 
     @contextmanager
     def rewrites(self, output: Any, step: StepMetadata, model: Callable[[], Any]) -> Iterator[Any]:
@@ -323,7 +323,8 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         """Take what the workers measured at the server's start, and say what it links."""
-        costs = [each.costs for each in metadata.values() if isinstance(each, CostMessage)]
+        told = [each.costs for each in metadata.values() if isinstance(each, CostMessage)]
+        costs = [each for each in told if each is not None]
         planner = self._planner
         if costs:
             planner.least_rows = max(each.least_rows for each in costs)
