@@ -11,6 +11,7 @@ from PIL import Image
 from benchmarks.agents.rules import KeptPicture
 from benchmarks.agents.sessions import AgentSession, SessionRequest
 from benchmarks.load.chat_client import ChatClient
+from benchmarks.load.engine_arm import answer_of
 from benchmarks.load.server_arm import picture_bytes
 from benchmarks.load.stages import AUTO, ENGINE, FULL, PREFIX, SERVE, STOCK, VLLM, LoadAnswer
 from benchmarks.window.arms import RowCounter
@@ -121,16 +122,7 @@ class EmbeddedArm:
         ended = time.perf_counter() - began
         if self.method == FULL:
             self.engine.forget_prompts()
-        usage = reply.usage
-        return LoadAnswer(
-            text=reply.text,
-            ttft=ttft,
-            ended=ended,
-            prompt=usage.prompt_tokens,
-            computed=usage.computed_tokens + usage.repeated_tokens + usage.captured_tokens,
-            tokens=len(reply.token_ids),
-            ran=self.counter.rows - rows,
-        )
+        return answer_of(reply, ttft, ended, self.counter.rows - rows)
 
     def settle(self) -> None:
         """Do all that is left to do."""

@@ -13,12 +13,27 @@ from emblema.kv.chunk import Chunk, Clip, EncodedChunk
 from emblema.link.policy.policy import Policy
 from emblema.session.decoding import Sampling
 from emblema.session.prompt_reader import slid
-from emblema.session.replies import last_reply
+from emblema.session.replies import Reply, last_reply
 
 COMPUTED = (FULL, PREFIX)
 """Methods that need no rows of a picture alone."""
 KEPT_PROMPTS = (PREFIX, AUTO)
 """Methods that begin with what an earlier prompt began with."""
+
+
+def answer_of(reply: Reply, ttft: float, ended: float, ran: float) -> LoadAnswer:
+    """Return what came of a reply of the engine's, given its seconds and the rows that the decoder ran."""
+    usage = reply.usage
+    return LoadAnswer(
+        text=reply.text,
+        ttft=ttft,
+        ended=ended,
+        prompt=usage.prompt_tokens,
+        computed=usage.computed_tokens + usage.repeated_tokens + usage.captured_tokens,
+        tokens=len(reply.token_ids),
+        ran=ran,
+        fell_back=usage.margin is not None and reply.plan.recomputation is None,
+    )
 
 
 class EngineArm:
@@ -63,17 +78,7 @@ class EngineArm:
         ended = time.perf_counter() - began
         if self.name not in KEPT_PROMPTS:
             self.engine.forget_prompts()
-        usage = reply.usage
-        return LoadAnswer(
-            text=reply.text,
-            ttft=ttft,
-            ended=ended,
-            prompt=usage.prompt_tokens,
-            computed=usage.computed_tokens + usage.repeated_tokens + usage.captured_tokens,
-            tokens=len(reply.token_ids),
-            ran=self.counter.rows - rows,
-            fell_back=usage.margin is not None and reply.plan.recomputation is None,
-        )
+        return answer_of(reply, ttft, ended, self.counter.rows - rows)
 
     def _content(self, piece: Piece, drawn: dict[int, Any]) -> Any:
         if not isinstance(piece, Picture):

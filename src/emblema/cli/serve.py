@@ -2,12 +2,15 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from emblema.cli.interrupt import raise_on_interrupt
 from emblema.cli.options import STORE, Json, Plain, StoreFolder
+
+if TYPE_CHECKING:
+    from emblema.serve.settings import ServeSettings
 
 keys = typer.Typer(help="Keys of a server: whose requests are whose.", no_args_is_help=True)
 
@@ -56,11 +59,7 @@ def serve(
             raise EmblemaError(
                 "the engine has its own model: leave MODEL, --device, --dtype, --strategy and --replicas"
             )
-        from emblema.serve.front.engine import EngineClient
-        from emblema.serve.front.running import run as run_in_front
-
-        raise_on_interrupt()
-        run_in_front(settings, EngineClient(settings.engine, os.environ.get("EMBLEMA_ENGINE_KEY") or None))
+        _serve_in_front(settings, settings.engine)
         return
     check_start(settings)
     if replicas > 1:
@@ -85,6 +84,14 @@ def serve(
     quiet()
     raise_on_interrupt()
     run(listening, settings)
+
+
+def _serve_in_front(settings: "ServeSettings", engine: str) -> None:
+    from emblema.serve.front.engine import EngineClient
+    from emblema.serve.front.running import run
+
+    raise_on_interrupt()
+    run(settings, EngineClient(engine, os.environ.get("EMBLEMA_ENGINE_KEY") or None))
 
 
 @keys.command("add")
