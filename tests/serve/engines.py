@@ -55,7 +55,8 @@ def served(command: str, folder: Path, *options: str, model: str = "reference") 
             attached([*line, *options]),
             stdout=out,
             stderr=subprocess.STDOUT,
-            env=environment | os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            # Servers log as users' do, however quiet this process's own engines are.
+            env=environment | os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "VLLM_LOGGING_LEVEL": "INFO"},
         )
     address = f"http://127.0.0.1:{port}"
     try:
