@@ -1,5 +1,7 @@
 """Rows of a conversation in stateless requests: asked for, recognised by ids, the same as a window's."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,8 @@ from PIL import Image
 from benchmarks.tasks.episodes import Plan, make_episode
 from emblema import Engine, Policy, Store
 from emblema.errors import PromptError
-from emblema.session.new_media import CONVERSATIONS
+from emblema.link.plan import RowSource
+from emblema.session.conversation_rows import CONVERSATIONS, SHORTEST
 
 QUESTION = "what colour is under the tent ?"
 ROWS = 66
@@ -49,6 +52,57 @@ def test_it_is_what_a_window_gives(reference: Engine, pictures: list[Image.Image
     assert torch.allclose(found.logits, expected.logits, atol=1e-4)
 
 
+TOLD = ["look at the map .", "the tent is on it .", "now look at the next one ."]
+
+
+def conversation(pictures: list[Image.Image], shown: list[int]) -> list[dict[str, Any]]:
+    """The turns of a conversation that still shows some of its pictures."""
+    turns: list[dict[str, Any]] = []
+    for place, picture in enumerate(pictures):
+        content: list[dict[str, Any]] = [{"type": "text", "text": TOLD[place % 3]}]
+        content += [{"type": "image", "image": picture}] if place in shown else []
+        turns.append({"role": "user", "content": [*content, {"type": "text", "text": QUESTION}]})
+        turns.append({"role": "assistant", "content": "meadow"})
+    return turns[:-1]
+
+
+@pytest.mark.parametrize("drops", [[[0], [0, 1], [0, 1, 2]], [[1], [1, 3]], [[0, 2], [0, 2, 3]], [[], []]])
+def test_texts_are_taken_too(reference: Engine, pictures: list[Image.Image], drops: list[list[int]]) -> None:
+    """Of a conversation whose pictures leave, what is new is computed, and no more."""
+    own, first = engine_on(reference), 4
+    before = own.prefill(conversation(pictures[:first], [0, 1, 2, 3]), survivors="keep").usage.prompt_tokens
+    for turn, gone in enumerate(drops):
+        now = first + turn + 1
+        shown = [place for place in range(now) if place not in gone]
+        usage = own.prefill(conversation(pictures[:now], shown), survivors="keep").usage
+        left = len(gone) - (len(drops[turn - 1]) if turn else 0)
+        new = usage.prompt_tokens - before + left * ROWS
+        # A few tokens of the template around what is new are computed with it.
+        assert new <= usage.computed_tokens <= new + 3 * SHORTEST
+        before = usage.prompt_tokens
+
+
+def test_texts_around_the_same_pictures_are_exact(reference: Engine, pictures: list[Image.Image]) -> None:
+    own, other = engine_on(reference), engine_on(reference)
+    own.prefill(conversation(pictures[:3], [0, 1, 2]), survivors="keep")
+    longer = conversation(pictures[:4], [0, 1, 2, 3])
+    found, full = own.prefill(longer, survivors="keep"), other.prefill(longer, "full")
+    assert found.usage.cached_tokens > 3 * ROWS + 20
+    assert torch.allclose(found.logits, full.logits, atol=1e-4)
+
+
+def test_another_text_is_computed(reference: Engine, pictures: list[Image.Image]) -> None:
+    own = engine_on(reference)
+    asked = [pictures[0], "look at the map . the tent is on it .", pictures[1], QUESTION]
+    own.prefill(asked, survivors="keep")
+    asked[1] = "the tent is on it . look at the map ."
+    found = own.prefill(asked, survivors="keep")
+    full = engine_on(reference).prefill(asked, "full")
+    text = next(rows for rows in found.plan.ranges if rows.source is RowSource.COMPUTED)
+    assert text.rows > 5 and found.usage.lane == "auto:survivor+settled" or found.usage.lane == "auto:settled"
+    assert torch.equal(found.prompt.token_ids, full.prompt.token_ids)
+
+
 def test_by_default_nothing_of_the_past_is_taken(reference: Engine, pictures: list[Image.Image]) -> None:
     own, other = engine_on(reference), engine_on(reference)
     own.prefill([*pictures[:4], QUESTION], survivors="keep")
@@ -85,13 +139,13 @@ def test_rows_that_are_not_finite_are_computed_anew_once(reference: Engine, pict
     own.prefill([*pictures[:4], QUESTION], survivors="keep")
     own.prefill([*pictures[1:4], QUESTION], survivors="keep")
     conversation = next(reversed(own.session.conversations._conversations.values()))
-    spoilt, *whole = conversation.values()
+    spoilt, *whole = conversation.pictures.values()
     spoilt.piece.rows[0].values[0, 3, 1] = float("nan")
     broken = own.prefill([*pictures[1:4], QUESTION], survivors="keep")
     assert not broken.usage.finite and broken.usage.lane == "full"
     again = own.prefill([*pictures[1:4], QUESTION], survivors="keep")
     assert again.usage.finite and again.usage.cached_tokens >= 3 * ROWS
-    kept = list(next(reversed(own.session.conversations._conversations.values())).values())
+    kept = list(next(reversed(own.session.conversations._conversations.values())).pictures.values())
     assert kept[0] is not spoilt and kept[1:] == whole, "what is whole stays as it was written"
 
 
@@ -103,7 +157,8 @@ def test_conversations_are_bounded(reference: Engine, pictures: list[Image.Image
         own.prefill([noise, QUESTION], survivors="keep")
     kept = own.session.conversations
     assert len(kept._conversations) == CONVERSATIONS
-    assert kept.bytes == CONVERSATIONS * ROWS * own.session.row_bytes
+    rows = own.prefill([noise, QUESTION], "full").usage.prompt_tokens
+    assert kept.bytes == CONVERSATIONS * rows * own.session.row_bytes
 
 
 def test_another_choice_is_refused(reference: Engine, pictures: list[Image.Image]) -> None:

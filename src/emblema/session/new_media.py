@@ -2,18 +2,10 @@
 
 They are computed in their place. What comes a second time is prefilled alone after the answer, and stored. In a prompt
 most of whose media are known, that is done before it is linked, if a second pass over all of them pays then.
-
-A request may ask for the rows that an earlier one of its conversation computed. Such rows are memory: they hold what
-they absorbed of pictures that the present request may not show any more (Kamera, section 5). A window does the same for
-its parts; here a conversation is recognised by its pictures' ids.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from uuid import uuid4
-
-import torch
 
 from emblema.errors import CapacityError
 from emblema.kv.chunk import Chunk
@@ -25,14 +17,11 @@ from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge
 from emblema.models.adapter import Adapter
 from emblema.session.patch_worker import PatchJob
-from emblema.session.requests import LinkRequest, Prefill
+from emblema.session.requests import LinkRequest
 from emblema.store.store import TenantStore
 
 REMEMBERED = 4096
 """Ids of media seen once, at most."""
-CONVERSATIONS = 16
-LARGEST = 256 * 2**20
-"""Bytes of rows that are kept at most, of all conversations of a tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,100 +151,3 @@ class NewMedia:
     def _count(self, **more: int) -> None:
         changes = {name: getattr(self.statistics, name) + change for name, change in more.items()}
         self.statistics = replace(self.statistics, **changes)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KeptRows:
-    """One picture's rows as an earlier request computed them.
-
-    Attributes:
-        piece: a chunk that holds them; its `base` is the position that they were written at.
-        antecedents: ids of the pictures before it then.
-        absorbed: ids of every picture that the rows may hold something of, the picture's own included.
-    """
-
-    piece: Chunk
-    antecedents: tuple[str, ...]
-    absorbed: frozenset[str]
-
-
-class ConversationRows:
-    """The rows of one tenant's latest conversations. On the thread that owns the model."""
-
-    def __init__(self, store: TenantStore) -> None:
-        self._store = store
-        self._conversations: OrderedDict[int, dict[str, KeptRows]] = OrderedDict()
-        self._number = 0
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all rows that are kept."""
-        return sum(rows.piece.bytes for kept in self._conversations.values() for rows in kept.values())
-
-    def place(self, prompt: Prompt, trusted: frozenset[str]) -> Prompt:
-        """Return the prompt with the rows of the conversation that has most of its pictures.
-
-        Args:
-            prompt: what is asked.
-            trusted: kinds of content whose rows may be taken after other pictures; after the same ones they always may.
-        """
-        number = self._nearest(prompt)
-        if number is None:
-            return prompt
-        kept = self._conversations[number]
-        deleted = self._store.deleted({name for rows in kept.values() for name in rows.absorbed})
-        kept = {name: rows for name, rows in kept.items() if rows.absorbed.isdisjoint(deleted)}
-        self._conversations[number] = kept
-        left = dict(kept)
-
-        def placed(segment: Segment, part: ChunkPart) -> ChunkPart:
-            rows = left.get(part.name)
-            if rows is None or part.slid or part.state is RowState.WRITTEN:
-                return part
-            moved = rows.antecedents != prompt.antecedents(segment)
-            if moved and part.chunk.kind not in trusted:
-                return part
-            del left[part.name]
-            return ChunkPart(rows.piece, False, RowState.WRITTEN, part.name, kept_after_slide=moved)
-
-        return prompt.map_chunks(placed)
-
-    def keep(self, prefill: Prefill) -> None:
-        """Keep the rows of a linked prompt's pictures, in place of the conversation that it went on with.
-
-        Where the logits were not finite at first, all rows were computed after all: rows that were taken and are not
-        finite are dropped, and these kept.
-        """
-        prompt, number = prefill.prompt, self._nearest(prefill.prompt)
-        before = {} if number is None else self._conversations.pop(number)
-        kept: dict[str, KeptRows] = {}
-        rows = prefill.linked.table.rows[: prefill.linked.rows].tolist()
-        slots = {row: slot for slot, row in enumerate(rows)}
-        for (segment, chunk), part in zip(prompt.chunk_segments, prompt.chunk_parts, strict=True):
-            name, first = part.name, slots.get(segment.start)
-            whole = first is not None and slots.get(segment.stop - 1) == first + chunk.tokens - 1
-            if first is None or not whole or not name or name in kept:
-                continue
-            taken = before.get(name) if part.state is RowState.WRITTEN else None
-            if taken is not None and (prefill.usage.finite or taken.piece.finite):
-                kept[name] = taken
-                continue
-            antecedents = prompt.antecedents(segment)
-            earlier = (kept[name].absorbed for name in antecedents if name in kept)
-            copied = prefill.linked.table.gather(torch.arange(first, first + chunk.tokens))
-            piece = Chunk(
-                uuid4().hex + uuid4().hex, chunk.kind, chunk.model, chunk.encoded, copied, base=segment.position
-            )
-            kept[name] = KeptRows(piece, antecedents, frozenset({name, *antecedents}).union(*earlier))
-        if kept:
-            self._number += 1
-            self._conversations[self._number] = kept
-        while self._conversations and (len(self._conversations) > CONVERSATIONS or self.bytes > LARGEST):
-            self._conversations.popitem(last=False)
-
-    def _nearest(self, prompt: Prompt) -> int | None:
-        """Return the number of the conversation with most of a prompt's pictures, the latest of several."""
-        names = {part.name for part in prompt.chunk_parts if part.name}
-        shared = {number: len(names & kept.keys()) for number, kept in self._conversations.items()}
-        best = max(shared, key=lambda number: (shared[number], number), default=None)
-        return best if best is not None and shared[best] else None

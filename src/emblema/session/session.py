@@ -19,9 +19,9 @@ from emblema.models.decode_steps import step_recorder
 from emblema.models.prepare import Preparer
 from emblema.session.after_answer import do_idle_work
 from emblema.session.chunk_builder import ChunkBuilder
+from emblema.session.conversation_rows import TEXT, ConversationRows
 from emblema.session.decoding import DecodeStart, Sampler, Sampling
 from emblema.session.linker import Linker
-from emblema.session.new_media import ConversationRows
 from emblema.session.patch_worker import PatchWorker
 from emblema.session.policy_runtime import PolicyRuntime
 from emblema.session.prompt_reader import MediaReader, PromptLike, PromptReader
@@ -78,7 +78,7 @@ class Session:
         self.prompt_reader = PromptReader(preparer, limits.text_bytes)
         self.policy_runtime = PolicyRuntime(adapter, store, policy, patch_worker)
         self.linker = Linker(adapter, store, self.policy_runtime)
-        self.conversations = ConversationRows(store)
+        self.conversations = ConversationRows(adapter, store)
 
     def on(self, store: TenantStore) -> "Session":
         """Return a session of another tenant on the same model."""
@@ -181,7 +181,7 @@ class Session:
         exact = strategy_name(request.strategy) in ("full", "prefix")
         if request.survivors == "drop" or exact or request.table is not None:
             return self.linker.link(request, learn_later=learn_later)
-        kinds = {part.chunk.kind for part in request.prompt.chunk_parts}
+        kinds = {TEXT, *(part.chunk.kind for part in request.prompt.chunk_parts)}
         trusted = frozenset(kind for kind in kinds if self.trusts(kind, Lane.SURVIVOR, request.strategy))
         placed = replace(request, prompt=self.conversations.place(request.prompt, trusted))
         prefill = self.linker.link(placed, learn_later=learn_later)
