@@ -4,6 +4,7 @@ import base64
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from PIL import Image
@@ -25,6 +26,8 @@ from emblema.session.requests import SurvivorChoice
 
 KEEP = "auto, kept"
 """`auto` that takes what an earlier request of the conversation had for its pictures (`survivors="keep"`)."""
+EXTRA = "vllm:emblema_extra_tokens_total"
+"""Counts rows of pictures that were prefilled alone, and of questions that were read twice."""
 CLIENT, AGAINST = "server", "against"
 """A server that runs already, and another one that it is compared with."""
 
@@ -67,8 +70,14 @@ class ClientArm:
         self._parts: dict[tuple[AgentSession, KeptPicture], dict[str, Any]] = {}
 
     def ask(self, session: AgentSession, request: SessionRequest, tokens: int) -> LoadAnswer:
-        """Answer a request; writing it is not timed."""
-        return self.send(self.body(session, request, tokens))
+        """Answer a request; writing it is not timed. Rows that the plugin ran beside the prompt's own count too."""
+        body = self.body(session, request, tokens)
+        if self.engine_name != VLLM:
+            return self.send(body)
+        before = self.client.counted(EXTRA)
+        answer = self.send(body)
+        self.settle()
+        return replace(answer, computed=(answer.computed or 0) + round(self.client.counted(EXTRA) - before))
 
     def body(self, session: AgentSession, request: SessionRequest, tokens: int) -> bytes:
         """Return what is sent."""

@@ -34,6 +34,12 @@ class ChatClient:
         """Return the processor seconds of the server's processes."""
         return processor_seconds(urlsplit(self.address).port)
 
+    def counted(self, name: str) -> float:
+        """Return what the server's `/metrics` have of a count, over all of its labels; 0 where there is none."""
+        with self.replied("GET", "/metrics") as reply:
+            lines = reply.read().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+
     def send(self, body: bytes, arrival: float) -> LoadAnswer:
         """Send a request for a stream, and read the stream; times count from its arrival, by `time.perf_counter`."""
         text, first, usage = "", None, dict[str, Any]()

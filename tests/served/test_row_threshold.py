@@ -1,5 +1,7 @@
 """Linking pays in a server where it saves so many rows for each run, and for each forward of a second pass."""
 
+from dataclasses import replace
+
 import pytest
 
 from emblema.link.policy.expectations import Costs
@@ -57,3 +59,14 @@ def test_new_chunks_are_computed_in_a_forward_more_and_are_at_most_as_many_rows_
 
 def test_zero_rows_link_whatever_may_be(prompt: Prompt) -> None:
     assert threshold(0, unsure=1.0).second_pass_pays(prompt, 1, 1.0) and threshold(0).taking_pays(prompt, [(0, 1)])
+
+
+def test_a_prompt_that_is_gone_on_from_leaves_a_prefix_that_is_worth_its_rows(prompt: Prompt) -> None:
+    rows, question = 4 * TOKENS, prompt.question_rows[1] - prompt.question_rows[0]
+    for continued in (0.0, 0.5, 0.7):
+        saved = int(rows * (0.75 - continued)) - question
+        costs = RowThreshold(saved // 2, lambda prompt: 0.0, continued=lambda prompt, share=continued: share)
+        assert costs.second_pass_pays(prompt, rows, 0.25)
+        assert not replace(costs, rows=saved // 2 + 1).second_pass_pays(prompt, rows, 0.25)
+    always = RowThreshold(1, lambda prompt: 0.0, continued=lambda prompt: 0.9)
+    assert not always.second_pass_pays(prompt, rows, 0.25)

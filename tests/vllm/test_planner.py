@@ -440,6 +440,36 @@ def test_a_prompt_with_a_new_picture_waits_until_that_is_captured_and_is_read(st
     assert plan.plan.recomputation is not None and len(plan.cached.spans) == 4 and not plan.missing and plan.reads(0)
 
 
+def test_a_new_picture_after_what_the_prefix_cache_has_is_computed_in_its_place(store: Store) -> None:
+    """A conversation that grows costs what it does without the plugin."""
+    put(store, request("a", "b", "c"))
+    shown = request("a", "b", "c", "d")
+    planner, until = planner_of(store, "auto", second_pass=None), time.monotonic() + 30
+    while not planner.prepare("1", lambda: shown, ready=shown.items[2].start + TOKENS):
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    plan = planner.get("1")
+    assert plan is not None and not planner.take_wanted() and not plan.cached.spans and len(plan.missing) == 1
+
+
+def test_turns_of_a_conversation_that_goes_on_are_computed(store: Store) -> None:
+    """What a second pass makes is in no prefix cache, so linking one turn has the next one computed in full."""
+    names = "abcdefghijklmnop"
+    put(store, request(*names))
+    planner = planner_of(store, "auto", least_rows=100, second_pass=None)
+    read = []
+    for last in range(2, len(names)):
+        plan = planned(planner, str(last), request(*names[:last]))
+        planner.admit(str(last), 0)
+        read.append(bool(plan.cached.spans))
+    assert read[0] and not any(read[9:]), "at first nothing is known of what follows"
+    apart = planner_of(store, "auto", least_rows=100, second_pass=None)
+    for place in range(12):
+        plan = planned(apart, str(place), request(*(names[place:] + names[:place])[:4]))
+        apart.admit(str(place), 0)
+        assert plan.cached.spans, "other prompts are not gone on from"
+
+
 def test_a_prompt_whose_new_picture_does_not_come_is_computed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner_module, "CAPTURING_SECONDS", 0.05)
     put(store, request("a", "b", "c"))

@@ -15,7 +15,7 @@ from emblema.latest import LatestDict
 from emblema.link.lanes import Lane
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowSource
 from emblema.link.policy.decide import COSTS_MORE, rank_of, worth_capturing
-from emblema.link.policy.expectations import Costs, RecentSightings, RowCosts
+from emblema.link.policy.expectations import Continuations, Costs, RecentSightings, RowCosts
 from emblema.link.policy.fidelity import MeasuredLanes
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Part, Prompt, Rows, TextPart
@@ -23,6 +23,7 @@ from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
 from emblema.models.positions import Grid, chunk_positions
 from emblema.served.model_spec import ModelSpec
+from emblema.served.row_threshold import RowThreshold
 from emblema.served.spans import CachedSpans, unsupported_reason
 from emblema.served.stored import StoreMemory
 from emblema.served.stored_artifacts import StoredArtifacts, chunks_after
@@ -126,6 +127,7 @@ class RequestPlan:
         patched: how many of them have a patch, where an engine counts them.
         weighed: whether it was decided if linking pays.
         awaits: whether it is to be planned again once what is missing was prefilled alone, as it is then read.
+        continued: share of new prompts like this one that a later prompt began with.
         failed: whether what it takes could not be read or written.
         margin: of an answer that was read, see `Recomputation`; None where none was.
     """
@@ -139,6 +141,7 @@ class RequestPlan:
     remark: str | None = None
     lacking: bool = False
     awaits: bool = False
+    continued: float = 0.0
     linked: int = field(default=0, init=False)
     patched: int = field(default=0, init=False)
     weighed: bool = field(default=False, init=False)
@@ -228,22 +231,39 @@ class RequestPlanning:
         self.stubs = ChunkStubs(spec)
         # By tenant, the chunks after their antecedents that were met lately; of the tenants that came last.
         self._met: LatestDict[bytes, RecentSightings] = LatestDict(MOST_MET)
+        self._continuations: LatestDict[bytes, Continuations] = LatestDict(MOST_MET)
 
     def strategy_of(self, request: ServedRequest) -> Any:
         """Return the name of the strategy that a request asks for, as it is given."""
         return request.options.get("strategy", self._strategy)
 
     def plan(
-        self, request: ServedRequest, costs: Costs | None = None, measured: MeasuredLanes | None = None
+        self,
+        request: ServedRequest,
+        costs: RowCosts | RowThreshold | None = None,
+        measured: MeasuredLanes | None = None,
+        again: bool = False,
     ) -> RequestPlan:
         """Plan a request.
 
         Args:
             request: with the digests of its items.
-            costs: what linking is expected to cost; nothing but rows where None.
+            costs: what linking is expected to cost; nothing but rows where None. How often prompts are gone on from is
+                counted here.
             measured: what was measured of the tenant's lanes.
+            again: whether the request was planned before.
         """
-        prompt, lacking, knowledge = self._look_up(request, costs or RowCosts(), measured or MeasuredLanes())
+        prompt = build_prompt(request, self.stubs)
+        continued = self._count_continuation(request, prompt, again)
+        costs = replace(costs or RowCosts(), continued=lambda prompt: continued)
+        made = self._plan(request, prompt, costs, measured or MeasuredLanes())
+        made.continued = continued
+        return made
+
+    def _plan(
+        self, request: ServedRequest, prompt: Prompt, costs: RowCosts | RowThreshold, measured: MeasuredLanes
+    ) -> RequestPlan:
+        lacking, knowledge = self._look_up(request, prompt, costs, measured)
         missing, name = tuple(lacking.values()), self.strategy_of(request)
         plain = LinkPlan("plain", prompt.tokens, knowledge.layers, ())
         if name == "auto" and worth_capturing(prompt, knowledge, knowledge.costs, self.policy):
@@ -275,12 +295,20 @@ class RequestPlanning:
             needs = ()
         return RequestPlan(request, prompt, linked, missing, cached, needs, remark, lacks or bool(needs))
 
+    def _count_continuation(self, request: ServedRequest, prompt: Prompt, again: bool) -> float:
+        """Return how likely a prompt is gone on from; it is counted as one that came, once."""
+        known = self._continuations.latest(request.store_salt, Continuations)
+        share = known.share(prompt)
+        if not again:
+            known.note(prompt)
+        return share
+
     def _look_up(
-        self, request: ServedRequest, costs: Costs, measured: MeasuredLanes
-    ) -> tuple[Prompt, dict[str, Chunk], Knowledge]:
-        """Return a request's prompt, its chunks that are not stored, and what is known of all."""
+        self, request: ServedRequest, prompt: Prompt, costs: Costs, measured: MeasuredLanes
+    ) -> tuple[dict[str, Chunk], Knowledge]:
+        """Return a prompt's chunks that are not stored, and what is known of all."""
         self.memory.refresh()
-        spec, tenant, prompt = self.spec, self._store.tenant(request.store_salt), build_prompt(request, self.stubs)
+        spec, tenant = self.spec, self._store.tenant(request.store_salt)
         chunks = {chunk.id: chunk for _, chunk in prompt.chunk_segments}
         held = self.memory.held(tenant, chunks)
         lacking = {id: chunk for id, chunk in chunks.items() if id not in held}
@@ -297,7 +325,7 @@ class RequestPlanning:
             second_pass=self._second_pass is None,
             anchor=spec.anchor,
         )
-        return prompt, lacking, knowledge
+        return lacking, knowledge
 
     def _met_by(self, request: ServedRequest) -> RecentSightings:
         return self._met.latest(request.store_salt, RecentSightings)

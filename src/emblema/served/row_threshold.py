@@ -18,17 +18,20 @@ class RowThreshold:
 
     Each run of taken rows has to save so many computed rows, on average over a prompt's runs: what is computed between
     them is more work for a step. A second pass has to save so many for each of its two forwards, and for a third one
-    where new chunks are prefilled alone before it. Rows that the prefix cache has are not saved.
+    where new chunks are prefilled alone before it. Rows that the prefix cache has are not saved. Nor are those of a
+    prompt that is gone on from: rows of a second pass are in no prefix cache, so the next turn computes them.
 
     Attributes:
         rows: so many; with 0 linking always pays.
         unsure: returns the share of second passes for prompts like one whose answers are likely not to stand.
         captures: whether a prompt may wait for new chunks that are prefilled alone.
+        continued: returns the share of new prompts like one that a later prompt began with.
     """
 
     rows: int
     unsure: Callable[[Prompt], float]
     captures: bool = True
+    continued: Callable[[Prompt], float] = lambda prompt: 0.0
 
     def second_pass_pays(self, prompt: Prompt, rows: int, share: float) -> bool:
         """Return whether it pays; see `Costs`."""
@@ -53,4 +56,5 @@ class RowThreshold:
     def _saved(self, prompt: Prompt, rows: int, share: float) -> float:
         """Return how many rows less a second pass computes, as it is expected."""
         first, last = prompt.question_rows
-        return rows * (1 - share) - (last - first) - self.unsure(prompt) * prompt.tokens
+        left = 1 - share - self.continued(prompt)
+        return rows * left - (last - first) - self.unsure(prompt) * prompt.tokens

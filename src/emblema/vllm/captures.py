@@ -50,6 +50,7 @@ class PageCaptures:
         self._pool: BlockPool | None = None
         # By chunk, its pages and how many workers are not done with them.
         self._running: dict[str, tuple[list[Any], int]] = {}
+        self._rows = 0
         # Whether requests wait for those that are under way.
         self._hurries = False
 
@@ -76,6 +77,11 @@ class PageCaptures:
     def pending(self) -> bool:
         """Whether vLLM is to go on stepping for any of it."""
         return self.waiting or self.running
+
+    def take_rows(self) -> int:
+        """Return how many rows were begun to be prefilled alone since the last call, the anchor's included."""
+        rows, self._rows = self._rows, 0
+        return rows
 
     def capture(self, plan: RequestPlan, urgent: bool = False) -> None:
         """Have what a prompt lacks prefilled alone, unless its request declines that.
@@ -143,6 +149,7 @@ class PageCaptures:
                 break
             wanted, blocks = queue.popleft(), self._pool.get_new_blocks(pages)
             self._running[wanted.chunk.id] = (blocks, self._workers)
+            self._rows += wanted.tokens
             begun.append(replace(wanted, blocks=tuple(block.block_id for block in blocks)))
         self._hurries = self._hurries and bool(begun)
         if begun and not self._hurries:

@@ -348,18 +348,18 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
         self._waiting.add(request.request_id)
         self._planner.announce(request.request_id, partial(internals.describe_request, request, self._shown))
 
-    def _prepare(self, request: Any) -> bool:
+    def _prepare(self, request: Any, ready: int) -> bool:
         """Return whether a request is planned; where it is not, wait for that a moment."""
         planner, name = self._planner, request.request_id
         describe = partial(internals.describe_request, request, self._shown)
-        if planner.prepare(name, describe):
+        if planner.prepare(name, describe, ready):
             return True
         planner.await_plans(idle=len(self._requests) == len(self._waiting))
-        return planner.prepare(name, describe)
+        return planner.prepare(name, describe, ready)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         planner, name = self._planner, request.request_id
-        if not self._prepare(request):
+        if not self._prepare(request, num_computed_tokens):
             return None, False
         plan = planner.get(name)
         row = None if plan is None else plan.cached.private_from(num_computed_tokens)
@@ -439,7 +439,8 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
     def get_kv_connector_stats(self) -> LinkedStats | None:
         told = {} if self._meter is None else self._meter.take()
         if self.planner is not None:
-            return joined((asdict(self.planner.take_counts()), self._prompts.take(), told))
+            captured = {"extra_tokens": self.captures.take_rows()}
+            return joined((asdict(self.planner.take_counts()), captured, self._prompts.take(), told))
         dropped = 0 if self.kv_worker is None else self.kv_worker.keeper.take_dropped()
         encodings = encoder_connector()
         handed = 0 if encodings is None else encodings.take_count()

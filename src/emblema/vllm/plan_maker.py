@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from emblema.latest import LatestDict
-from emblema.link.policy.expectations import Costs
 from emblema.link.policy.policy import Policy
 from emblema.served.measurements import LaneMeasurements
 from emblema.served.model_spec import ModelSpec
 from emblema.served.request_plan import RequestPlan, RequestPlanning, ServedRequest
+from emblema.served.row_threshold import RowThreshold
 from emblema.served.work_thread import WorkThread
 from emblema.store import Store
 
@@ -72,7 +72,7 @@ class PlanMaker:
         store: Store,
         strategy: str,
         forms: bool,
-        costs: Callable[[bool], Costs],
+        costs: Callable[[bool], RowThreshold],
         second_pass: str | None,
         policy: Policy,
         log_once: Callable[[str], None],
@@ -112,7 +112,8 @@ class PlanMaker:
             pending.refusal = refusal
             return None
         captures = self._forms and not pending.final and request.options.get("capture", True) is True
-        return self._planning.plan(request, self._costs(captures), self._measured.of(request.store_salt))
+        again = pending.plan is not None
+        return self._planning.plan(request, self._costs(captures), self._measured.of(request.store_salt), again)
 
     def _is_name_of(self, identifier: str, digest: str) -> bool:
         """Return whether all that was shown under a name was the same, as far as is remembered.

@@ -52,10 +52,11 @@ STAGING_SECONDS = 1.0
 
 @dataclass(slots=True)
 class LinkCounts:
-    """What was linked since the last report: rows, and their bytes."""
+    """What was linked since the last report: rows, their bytes, and rows that readings ran beside the prompts' own."""
 
     linked_tokens: int = 0
     linked_bytes: int = 0
+    extra_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -131,7 +132,7 @@ class RequestPlanner:
                 store,
                 strategy,
                 forms,
-                self.costs,
+                lambda captures: self.costs(captures=captures),
                 second_pass,
                 self.policy,
                 self._log_once,
@@ -200,8 +201,14 @@ class RequestPlanner:
         """Have a request with media computed without a plan."""
         self._plans[request_id], self._plain[request_id] = None, plain_report(request, reason)
 
-    def prepare(self, request_id: str, describe: Callable[[], ServedRequest]) -> bool:
-        """Return whether it is decided what a request takes; where it is not, the scheduler asks again later."""
+    def prepare(self, request_id: str, describe: Callable[[], ServedRequest], ready: int = 0) -> bool:
+        """Return whether it is decided what a request takes; where it is not, the scheduler asks again later.
+
+        Args:
+            request_id: of vLLM.
+            describe: returns the request.
+            ready: rows that the prefix cache has.
+        """
         self.announce(request_id, describe)
         pending = self._pending.get(request_id)
         if pending is None:
@@ -215,7 +222,7 @@ class RequestPlanner:
             self._late = pending
         plan = pending.plan if pending.done.is_set() else None
         if plan is not None and plan.awaits:
-            self._await_chunks(pending, plan, now)
+            self._await_chunks(pending, plan, now, ready)
             return False
         del self._pending[request_id]
         if plan is None:
@@ -224,20 +231,33 @@ class RequestPlanner:
             self._plans[request_id] = plan
         return True
 
-    def _await_chunks(self, pending: PendingPlan, plan: RequestPlan, now: float) -> None:
-        """Have missing pictures prefilled alone, and the request planned again once they were."""
+    def _await_chunks(self, pending: PendingPlan, plan: RequestPlan, now: float, ready: int) -> None:
+        """Have missing pictures prefilled alone, and the request planned again once they were.
+
+        Not where the prefix cache has so much that this does not pay: the request is planned again as it is.
+        """
         if pending.awaited is None:
-            pending.awaited = now
-            self._wanted.append(plan)
+            pending.awaited, pending.final = now, not self._capturing_pays(plan, ready)
+            if not pending.final:
+                self._wanted.append(plan)
         overdue = now - max(pending.awaited, self._last_capture) >= CAPTURING_SECONDS
         overdue = overdue or now - pending.awaited >= MOST_CAPTURING_SECONDS
-        pending.final = overdue or pending.replans >= MOST_REPLANS
+        pending.final = pending.final or overdue or pending.replans >= MOST_REPLANS
         captured = all(chunk.id in self._captured for chunk in plan.missing)
         if self.maker is not None and (pending.final or (captured and now >= pending.again)):
             pending.asked, pending.again = None, now + REPLANNING_SECONDS
             pending.replans += 1
             pending.done.clear()
             self.maker.begin(pending)
+
+    def _capturing_pays(self, plan: RequestPlan, ready: int) -> bool:
+        """Return whether it pays to prefill a prompt's missing pictures alone, for the rows that are not ready."""
+        new, found = {chunk.id: chunk for chunk in plan.missing}, self._found(plan.prompt, ready)
+        left = [(segment, chunk) for segment, chunk in plan.prompt.chunk_segments if segment.stop > found]
+        known = sum(chunk.tokens for _, chunk in left if chunk.id not in new)
+        rows = sum(segment.stop - max(segment.start, found) for segment, _ in left)
+        costs = self.costs(plan, captures=True)
+        return costs.capturing_pays(plan.prompt, rows, self.policy.query_share, new.values(), known)
 
     def take_wanted(self) -> list[RequestPlan]:
         """Return plans whose missing pictures requests wait for since the last call."""
@@ -399,7 +419,7 @@ class RequestPlanner:
         plan.weighed = True
         again, spans = plan.plan.recomputation, plan.cached.spans
         if plan.plan.decisions and spans and self.least_rows > 0:
-            found, costs = self._found(plan.prompt, ready), self.costs()
+            found, costs = self._found(plan.prompt, ready), self.costs(plan)
             if again is not None and plan.reads(ready):
                 left = again.after(found)
                 rows = 0 if left is None else sum(stop - start for start, stop in left.candidates)
@@ -428,13 +448,15 @@ class RequestPlanner:
             else:
                 self._linked.pop(opening, None)
 
-    def costs(self, captures: bool = False) -> RowThreshold:
+    def costs(self, plan: RequestPlan | None = None, captures: bool = False) -> RowThreshold:
         """Return what linking is expected to cost; any thread may ask.
 
         Args:
+            plan: of the prompt that it is asked of; None where nothing is known of it.
             captures: whether a prompt may wait for pictures that are prefilled alone.
         """
-        return RowThreshold(self.least_rows, self.readings.unsure_share, captures)
+        continued = 0.0 if plan is None else plan.continued
+        return RowThreshold(self.least_rows, self.readings.unsure_share, captures, lambda prompt: continued)
 
     def note(self, report: WorkerReport) -> None:
         """Take what the workers report."""
@@ -506,4 +528,5 @@ class RequestPlanner:
     def take_counts(self) -> LinkCounts:
         """Return what was linked since the last call."""
         counts, self._counts = self._counts, LinkCounts()
+        counts.extra_tokens = self.readings.take_extra_rows()
         return counts

@@ -18,6 +18,7 @@ _log = logging.getLogger(__name__)
 COUNTERS = {
     "linked_tokens": "Rows of media taken from the store in place of computing them.",
     "linked_bytes": "Bytes of KV written into pages for them.",
+    "extra_tokens": "Rows computed beside prompts' own: media prefilled alone, and questions read a second time.",
     "encodings": "Encoder outputs handed over in place of running the encoder.",
     "dropped": "Chunks and prompts whose rows were not kept, as too many prompts or bytes of rows waited to be stored.",
     "fallbacks": "Prompts not linked as asked.",

@@ -123,6 +123,7 @@ class QuestionReader:
         # Whether answers under `auto` stood, the latest ones.
         self._outcomes: deque[bool] = deque(maxlen=KEPT_OUTCOMES)
         self._choices: dict[str, ReadingChoice] = {}
+        self._extra_rows = 0
 
     @property
     def under_way(self) -> bool:
@@ -143,6 +144,7 @@ class QuestionReader:
             raise ValueError("this plan has nothing to be read")
         taken = tuple((max(start, ready), stop) for start, stop in plan.cached.spans if stop > ready)
         self._under_way[request_id] = ReadingState(plan, again, taken)
+        self._extra_rows += again.question_rows
         texts = computed_rows(plan.plan, ready, again.question[0])
         self._orders.append(
             ReadingOrder(request_id, prompt, taken, texts, again.question, plan.plan.least_margin or 0.0)
@@ -187,6 +189,8 @@ class QuestionReader:
             plan.margin = state.margin
             if plan.margin is not None and plan.plan.decisions:
                 self._outcomes.append(succeeded)
+            if not succeeded:
+                self._extra_rows += state.again.question_rows + _count(state.chosen)
             if succeeded:
                 plan.linked = _count(state.taken) - _count(state.chosen)
                 plan.patched = plan.cached.patched_rows(state.taken) - plan.cached.patched_rows(state.chosen)
@@ -194,6 +198,14 @@ class QuestionReader:
                 plan.decline(LOST)
             else:
                 plan.decline(f"computed in full: the two likeliest first tokens differed by {plan.margin:.2f} only")
+
+    def take_extra_rows(self) -> int:
+        """Return how many rows ran since the last call beside those that prompts count as computed.
+
+        A question runs twice, and what is chosen for it counts for nothing where its answer does not stand.
+        """
+        rows, self._extra_rows = self._extra_rows, 0
+        return rows
 
     def unsure_share(self, prompt: Prompt) -> float:
         """Draw the share of the prompts under `auto` that are computed in full after they were read.
