@@ -10,8 +10,9 @@ from PIL import Image
 from benchmarks.tasks.episodes import Plan, make_episode
 from emblema import Engine, Policy, Store
 from emblema.errors import PromptError
+from emblema.link.kept_rows import SHORTEST
 from emblema.link.plan import RowSource
-from emblema.session.conversation_rows import CONVERSATIONS, SHORTEST
+from emblema.session.conversation_rows import CONVERSATIONS
 
 QUESTION = "what colour is under the tent ?"
 ROWS = 66

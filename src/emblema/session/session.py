@@ -7,6 +7,7 @@ from typing import Any
 
 from emblema.errors import ContextLengthError
 from emblema.kv.chunk import EncodedChunk
+from emblema.link.kept_rows import TEXT
 from emblema.link.lanes import Lane
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Part, Prompt, RowState
@@ -19,7 +20,7 @@ from emblema.models.decode_steps import step_recorder
 from emblema.models.prepare import Preparer
 from emblema.session.after_answer import do_idle_work
 from emblema.session.chunk_builder import ChunkBuilder
-from emblema.session.conversation_rows import TEXT, ConversationRows
+from emblema.session.conversation_rows import ConversationRows
 from emblema.session.decoding import DecodeStart, Sampler, Sampling
 from emblema.session.linker import Linker
 from emblema.session.patch_worker import PatchWorker
