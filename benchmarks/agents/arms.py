@@ -149,7 +149,7 @@ class EmbeddedArm:
 METHODS: dict[str, tuple[str, ...]] = {
     ENGINE: (FULL, PREFIX, AUTO, KEEP),
     SERVE: (FULL, PREFIX, AUTO, KEEP),
-    VLLM: (AUTO,),
+    VLLM: (AUTO, KEEP),
     STOCK: ("stock",),
 }
 """What is measured of each engine; vLLM with the plugin has `full` too where stock vLLM is not measured beside it."""
@@ -163,7 +163,8 @@ def fields_of(engine: str, method: str, any_margin: bool = False) -> dict[str, A
     """
     if engine == STOCK:
         return {}
-    if any_margin and engine == VLLM:
-        return {"kv_transfer_params": {"emblema": {"strategy": strategy_of(method), "margin": 0}}}
     kept = {"survivors": "keep"} if method == KEEP else {}
-    return {"strategy": strategy_of(method), **kept}
+    options = {"strategy": strategy_of(method), **kept}
+    if engine == VLLM:
+        return {"kv_transfer_params": {"emblema": options | ({"margin": 0} if any_margin else {})}}
+    return options

@@ -7,7 +7,14 @@ from emblema.served.request_options import read_options
 
 
 def test_options_are_taken_as_given() -> None:
-    given = {"strategy": "query-12%", "margin": 0.3, "capture": False, "pieces": True, "forget": True}
+    given = {
+        "strategy": "query-12%",
+        "margin": 0.3,
+        "capture": False,
+        "pieces": True,
+        "forget": True,
+        "survivors": "keep",
+    }
     assert read_options(given) == given and read_options(None) == read_options({}) == {}
 
 
@@ -21,6 +28,7 @@ def test_options_are_taken_as_given() -> None:
         ({"margin": 7}, "from 0 to 1"),
         ({"margin": True}, "from 0 to 1"),
         ({"capture": 1}, "true or false"),
+        ({"survivors": "all"}, "drop or keep"),
     ],
 )
 def test_what_is_wrong_is_named(given: object, words: str) -> None:

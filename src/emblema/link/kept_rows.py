@@ -7,6 +7,8 @@ picture is recognised by its id, and a text by the pictures around it.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
 from uuid import uuid4
 
 from emblema.kv.chunk import Chunk, ChunkKind
@@ -15,6 +17,8 @@ from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, Segment, Text
 TEXT: ChunkKind = "text"
 SHORTEST = 4
 """Rows of the shortest text that is taken: fewer are computed as fast."""
+SEAM = 3
+"""Tokens that may differ where a picture has left."""
 START = ""
 """Stands for the picture before the first text."""
 
@@ -56,32 +60,41 @@ class KeptRows:
         return replace(self, piece=made, first=self.first + start)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class KeptConversation:
     """What is kept of a conversation.
 
     Attributes:
-        pictures: by id.
-        texts_before, texts_after: texts by the id of the picture after them, and before them.
+        runs: its pictures, by id, and the texts between them, without a name; in order.
     """
 
-    pictures: dict[str, KeptRows]
-    texts_before: dict[str, KeptRows]
-    texts_after: dict[str, KeptRows]
+    runs: tuple[tuple[str, KeptRows], ...]
 
-    @property
-    def all(self) -> tuple[KeptRows, ...]:
-        """All of it, each once."""
-        # A text that nothing comes after is found by what is before it alone, and all others by both.
-        return (*self.pictures.values(), *self.texts_after.values())
+    @cached_property
+    def pictures(self) -> dict[str, KeptRows]:
+        """Its pictures by id."""
+        return {name: own for name, own in self.runs if name}
 
     def without(self, deleted: frozenset[str]) -> "KeptConversation":
         """Return what holds nothing of some pictures."""
+        return KeptConversation(tuple(run for run in self.runs if run[1].absorbed.isdisjoint(deleted)))
 
-        def clean(held: dict[str, KeptRows]) -> dict[str, KeptRows]:
-            return {name: own for name, own in held.items() if own.absorbed.isdisjoint(deleted)}
+    def texts(self, before: str, after: str | None) -> list[KeptRows]:
+        """Return the texts between two pictures, where others may have stood too.
 
-        return KeptConversation(clean(self.pictures), clean(self.texts_before), clean(self.texts_after))
+        Args:
+            before: id of the first, `START` for none; where it is not kept, the text right before the other is meant.
+            after: id of the second, None for none; where it is not kept, all texts to the end are meant.
+        """
+        names = [name for name, _ in self.runs]
+        last = names.index(after) if after in self.pictures and after is not None else len(names)
+        if before == START:
+            first = 0
+        elif before in self.pictures:
+            first = names.index(before)
+        else:
+            first = last - 1 if last < len(names) else last
+        return [own for name, own in self.runs[max(0, first) : last] if not name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +139,10 @@ def place_kept(prompt: Prompt, kept: KeptConversation, trusted: frozenset[str]) 
 
     for run in runs_of(prompt):
         if run.part is None:
-            head, rest, tail = _placed_text(prompt, run, kept, trusted)
-            parts += [written(own, run) for own in head] + [TextPart(rest)] + [written(own, run) for own in tail]
+            parts += [
+                part if isinstance(part, TextPart) else written(part, run)
+                for part in _placed_text(prompt, run, kept, trusted)
+            ]
             continue
         own, part = left.get(run.name), run.part
         if own is None or part.slid or part.state is RowState.WRITTEN or not _may_take(own, run, trusted):
@@ -162,25 +177,38 @@ def runs_of(prompt: Prompt) -> Iterator[PromptRun]:
 
 def _placed_text(
     prompt: Prompt, run: PromptRun, kept: KeptConversation, trusted: frozenset[str]
-) -> tuple[list[KeptRows], tuple[int, ...], list[KeptRows]]:
-    """Return what of a text is taken at its beginning and at its end, and the token ids between these.
+) -> list[TextPart | KeptRows]:
+    """Return a text as what is taken of it and what is not, in order.
 
-    They are what the text after the same picture began with, and what the text before the same picture ended with.
+    Where pictures have left, the texts around them follow one another, perhaps with other tokens at the seams.
     """
-    token_ids = tuple(prompt.token_ids[run.start : run.stop].tolist())
-    head, tail = list[KeptRows](), list[KeptRows]()
-    own = kept.texts_after.get(run.before)
-    if own is not None and _may_take(own, run, trusted):
-        count = _shared(token_ids, own.token_ids)
-        if count >= SHORTEST:
-            head, token_ids = [own.cut(0, count)], token_ids[count:]
-    own = None if run.after is None else kept.texts_before.get(run.after)
-    if own is not None and _may_take(own, run, trusted):
-        count = _shared(token_ids[::-1], own.token_ids[::-1])
-        if count >= SHORTEST:
-            stop = len(own.token_ids)
-            tail, token_ids = [own.cut(stop - count, stop)], token_ids[: len(token_ids) - count]
-    return head, token_ids, tail
+    left = tuple(prompt.token_ids[run.start : run.stop].tolist())
+    texts = [own for own in kept.texts(run.before, run.after) if _may_take(own, run, trusted)]
+    parts, tail = list[TextPart | KeptRows](), list[TextPart | KeptRows]()
+    for place, own in enumerate(texts):
+        if place == len(texts) - 1 and run.after is not None:
+            # What stands right before the same picture is found from its end.
+            size = len(own.token_ids)
+            count = _shared(left[::-1], own.token_ids[::-1])
+            if count >= SHORTEST:
+                tail, left = [own.cut(size - count, size)], left[: len(left) - count]
+                continue
+        found = _aligned(left, own.token_ids)
+        if found is not None:
+            skipped, first, count = found
+            parts += [TextPart(left[:skipped]), own.cut(first, first + count)]
+            left = left[skipped + count :]
+    return [*parts, TextPart(left), *tail]
+
+
+def _aligned(text: Sequence[int], other: Sequence[int]) -> tuple[int, int, int] | None:
+    """Return where two texts begin to be the same, within a few tokens of either's start, and for how long.
+
+    None where they are not for long enough.
+    """
+    seams = sorted(product(range(SEAM + 1), repeat=2), key=sum)
+    found = ((one, two, _shared(text[one:], other[two:])) for one, two in seams)
+    return next((match for match in found if match[2] >= SHORTEST), None)
 
 
 def _may_take(own: KeptRows, run: PromptRun, trusted: frozenset[str]) -> bool:

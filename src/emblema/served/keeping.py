@@ -156,6 +156,10 @@ class PieceKeeper:
         """Store what was given, and end the thread."""
         self._thread.close()
 
+    def copy(self, layers: Sequence[LayerRows]) -> Callable[[], tuple[LayerRows, ...]]:
+        """Begin to copy rows to the host; return what returns them there, for any thread."""
+        return partial(layers_of, self._copy(layers))
+
     def _copy(self, layers: Sequence[LayerRows]) -> PendingCopies:
         """Return copies under way to the host: the keys of all layers, then the values of all."""
         return self._copier.copy([*(rows.keys for rows in layers), *(rows.values for rows in layers)])

@@ -6,7 +6,7 @@ from typing import Any
 from emblema.errors import EmblemaError
 from emblema.link.strategies.registry import parse
 
-KNOWN = ("capture", "forget", "margin", "pieces", "strategy")
+KNOWN = ("capture", "forget", "margin", "pieces", "strategy", "survivors")
 """`forget` and `pieces` are for the service beside an engine."""
 
 
@@ -30,6 +30,8 @@ def read_options(given: object) -> Mapping[str, Any]:
         if type(given.get(name, False)) is not bool:
             raise EmblemaError(f"{name} is {given[name]!r}: give true or false")
     margin, strategy = given.get("margin"), given.get("strategy")
+    if given.get("survivors", "drop") not in ("drop", "keep"):
+        raise EmblemaError(f"survivors is {given['survivors']!r}: choose drop or keep")
     if margin is not None and (isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin <= 1):
         raise EmblemaError(f"margin is {margin!r}: give a number from 0 to 1")
     if strategy is not None and not isinstance(strategy, str):

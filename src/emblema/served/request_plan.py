@@ -12,6 +12,7 @@ from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.keys import ArtifactKey
 from emblema.latest import LatestDict
+from emblema.link.kept_rows import TEXT
 from emblema.link.lanes import Lane
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowSource
 from emblema.link.policy.decide import COSTS_MORE, rank_of, worth_capturing
@@ -19,9 +20,10 @@ from emblema.link.policy.expectations import Continuations, Costs, RecentSightin
 from emblema.link.policy.fidelity import MeasuredLanes
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Part, Prompt, Rows, TextPart
-from emblema.link.strategies.base import Knowledge
+from emblema.link.strategies.base import Knowledge, computed, lay_out
 from emblema.link.strategies.registry import parse
 from emblema.models.positions import Grid, chunk_positions
+from emblema.served.kept_prompts import KeptPromptIndex, KeptSpan
 from emblema.served.model_spec import ModelSpec
 from emblema.served.row_threshold import RowThreshold
 from emblema.served.spans import CachedSpans, unsupported_reason
@@ -105,6 +107,11 @@ class ServedRequest:
         return self.refusal
 
     @property
+    def keeps(self) -> bool:
+        """Whether it takes the rows that an earlier request of its conversation had, and leaves its own."""
+        return self.options.get("survivors") == "keep"
+
+    @property
     def store_salt(self) -> bytes:
         """The salt of the tenant's store, derived from `cache_salt`."""
         return request_salt(self.salt) if self.salt else b""
@@ -128,6 +135,8 @@ class RequestPlan:
         weighed: whether it was decided if linking pays.
         awaits: whether it is to be planned again once what is missing was prefilled alone, as it is then read.
         continued: share of new prompts like this one that a later prompt began with.
+        placed: the prompt with rows of its conversation; None where it takes none.
+        kept: where these are, by the ids of its pieces.
         failed: whether what it takes could not be read or written.
         margin: of an answer that was read, see `Recomputation`; None where none was.
     """
@@ -142,6 +151,8 @@ class RequestPlan:
     lacking: bool = False
     awaits: bool = False
     continued: float = 0.0
+    placed: Prompt | None = None
+    kept: Mapping[str, KeptSpan] = field(default_factory=dict)
     linked: int = field(default=0, init=False)
     patched: int = field(default=0, init=False)
     weighed: bool = field(default=False, init=False)
@@ -215,6 +226,7 @@ class RequestPlanning:
 
     Attributes:
         memory: what is known of the store.
+        kept_prompts: whose rows the workers hold.
     """
 
     def __init__(
@@ -230,6 +242,7 @@ class RequestPlanning:
         self._store, self._strategy, self._log_once, self._second_pass = store, strategy, log_once, second_pass
         self.stubs = ChunkStubs(spec)
         # By tenant, the chunks after their antecedents that were met lately; of the tenants that came last.
+        self.kept_prompts = KeptPromptIndex(spec)
         self._met: LatestDict[bytes, RecentSightings] = LatestDict(MOST_MET)
         self._continuations: LatestDict[bytes, Continuations] = LatestDict(MOST_MET)
 
@@ -266,6 +279,8 @@ class RequestPlanning:
         lacking, knowledge = self._look_up(request, prompt, costs, measured)
         missing, name = tuple(lacking.values()), self.strategy_of(request)
         plain = LinkPlan("plain", prompt.tokens, knowledge.layers, ())
+        if request.keeps:
+            return self._plan_kept(request, prompt, knowledge, missing)
         if name == "auto" and worth_capturing(prompt, knowledge, knowledge.costs, self.policy):
             return RequestPlan(request, prompt, plain, missing, awaits=True)
         try:
@@ -294,6 +309,23 @@ class RequestPlanning:
         elif cached.spans:
             needs = ()
         return RequestPlan(request, prompt, linked, missing, cached, needs, remark, lacks or bool(needs))
+
+    def _plan_kept(
+        self, request: ServedRequest, prompt: Prompt, knowledge: Knowledge, missing: tuple[Chunk, ...]
+    ) -> RequestPlan:
+        """Plan a request that takes the rows of its conversation: all others are computed in their place."""
+        kinds = {TEXT, *(chunk.kind for _, chunk in prompt.chunk_segments)}
+        policy, layers = self.policy, knowledge.layers
+        trusted = frozenset(kind for kind in kinds if knowledge.measured.verdict(kind, Lane.SURVIVOR, policy).open)
+        deleted = self._store.tenant(request.store_salt).deleted
+        placed, kept = self.kept_prompts.place(request.store_salt, prompt, trusted, deleted)
+        ranges = lay_out(placed, knowledge, lambda segment, chunk: computed(placed, layers, *segment.rows))
+        ranges = tuple(dict.fromkeys(ranges))
+        if not kept:
+            plain = LinkPlan("plain", prompt.tokens, layers, ())
+            return RequestPlan(request, prompt, plain, missing, remark="no rows of its conversation are kept yet")
+        plan = LinkPlan(f"auto:{Lane.SURVIVOR}", prompt.tokens, layers, ranges)
+        return RequestPlan(request, prompt, plan, missing, CachedSpans.of(plan), placed=placed, kept=kept)
 
     def _count_continuation(self, request: ServedRequest, prompt: Prompt, again: bool) -> float:
         """Return how likely a prompt is gone on from; it is counted as one that came, once."""

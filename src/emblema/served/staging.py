@@ -1,9 +1,9 @@
 """Rows that are read ahead: before a step takes them they are in memory, whole and verified, on every worker."""
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 import torch
@@ -16,6 +16,7 @@ from emblema.kv.patch import Patch
 from emblema.link.plan import ChunkOrigin, LinkPlan, RowSource
 from emblema.link.prompt import Prompt, Rows
 from emblema.link.taken_rows import LinkJob, ModelGeometry, Resources, RowSink, TakenRows
+from emblema.served.kept_prompts import KeptPromptRows, KeptSpan
 from emblema.served.shards import ShardStore
 from emblema.served.spans import taken_rows
 from emblema.served.work_thread import log_failure
@@ -35,6 +36,7 @@ class StagingOrder:
         prompt, plan: the request's.
         encodings: chunks whose encoder output may be needed, by the engine's name of the picture.
         awaited: whether the request waits until it is staged.
+        kept: where rows of its conversation are, by the ids of its pieces.
     """
 
     number: int
@@ -44,6 +46,7 @@ class StagingOrder:
     plan: LinkPlan
     encodings: tuple[tuple[str, str], ...] = ()
     awaited: bool = True
+    kept: Mapping[str, KeptSpan] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +85,13 @@ class RowStager:
 
     Args:
         store: where this rank's shares of chunks and patches are.
+
+    Attributes:
+        kept_rows: of conversations, this rank's shares.
     """
 
     def __init__(self, store: ShardStore) -> None:
-        self._store = store
+        self._store, self.kept_rows = store, KeptPromptRows()
         self._changed = threading.Condition()
         # The numbers of orders that are wanted, by request, and what became of them.
         self._wanted: dict[str, int] = {}
@@ -198,16 +204,16 @@ class RowStager:
     def _read(self, order: StagingOrder, held: ExitStack) -> StagedRows:
         store = self._store.tenant(order.salt)
         parts = [part for part in order.plan.ranges if part.source is RowSource.TAKEN]
-        named = {part.origin.chunk for part in parts if isinstance(part.origin, ChunkOrigin)}
+        named = {part.origin.chunk for part in parts if isinstance(part.origin, ChunkOrigin)} - order.kept.keys()
         patches: dict[ArtifactKey, Patch] = {}
-        rows: dict[str, KVRows] = {}
+        rows: dict[str, KVRows] = self.kept_rows.read(order.kept)
         if named:
             lease = held.enter_context(store.lease(named, ROOM_SECONDS))
             if lease.missing:
                 self._lose(lease.missing)
                 raise LoadError(lease.missing[0], "it is not in the store any more")
             # A layer is verified as it arrives; reading them all waits for all.
-            rows = {chunk: tuple(found) for chunk, found in lease.rows.items()}
+            rows |= {chunk: tuple(found) for chunk, found in lease.rows.items()}
         keys = {part.patch.key for part in parts if part.patch is not None}
         for key in keys:
             patch = store.find_patch(key)

@@ -28,7 +28,7 @@ class ConversationRows:
     @property
     def bytes(self) -> int:
         """Bytes of all rows that are kept."""
-        return sum(own.piece.bytes for kept in self._conversations.values() for own in kept.all)
+        return sum(own.piece.bytes for kept in self._conversations.values() for _, own in kept.runs)
 
     def place(self, prompt: Prompt, trusted: frozenset[str]) -> Prompt:
         """Return the prompt with the rows of the conversation that has most of its pictures.
@@ -41,7 +41,7 @@ class ConversationRows:
         if number is None:
             return prompt
         kept = self._conversations[number]
-        deleted = self._store.deleted({name for own in kept.all for name in own.absorbed})
+        deleted = self._store.deleted({name for _, own in kept.runs for name in own.absorbed})
         kept = self._conversations[number] = kept.without(frozenset(deleted))
         return place_kept(prompt, kept, trusted)[0]
 
@@ -53,37 +53,35 @@ class ConversationRows:
         """
         prompt, number = prefill.prompt, self._nearest(prefill.prompt)
         before = {} if number is None else self._conversations.pop(number).pictures
-        kept, table = KeptConversation({}, {}, {}), prefill.linked.table
+        runs, pictures, table = list[tuple[str, KeptRows]](), dict[str, KeptRows](), prefill.linked.table
         rows = table.rows[: prefill.linked.rows].tolist()
         slots = {row: slot for slot, row in enumerate(rows)}
         for run in runs_of(prompt):
             first = slots.get(run.start)
             whole = first is not None and slots.get(run.stop - 1) == first + run.stop - run.start - 1
-            if first is None or not whole or run.name in kept.pictures:
+            if first is None or not whole or run.name in pictures:
                 continue
             taken = before.get(run.name) if run.part is not None and run.part.state is RowState.WRITTEN else None
             if taken is None or not (prefill.usage.finite or taken.piece.finite):
-                taken = self._copy(prompt, run, table, first, kept)
-            if run.part is not None:
-                if run.name:
-                    kept.pictures[run.name] = taken
-                continue
-            kept.texts_after[run.before] = taken
-            if run.after is not None:
-                kept.texts_before[run.after] = taken
-        if kept.pictures:
+                taken = self._copy(prompt, run, table, first, pictures)
+            runs.append((run.name, taken))
+            if run.name:
+                pictures[run.name] = taken
+        if pictures:
             self._number += 1
-            self._conversations[self._number] = kept
+            self._conversations[self._number] = KeptConversation(tuple(runs))
         while self._conversations and (len(self._conversations) > CONVERSATIONS or self.bytes > LARGEST):
             self._conversations.popitem(last=False)
 
-    def _copy(self, prompt: Prompt, run: PromptRun, table: KVTable, first: int, kept: KeptConversation) -> KeptRows:
-        """Copy the rows of a run, from a slot on; `kept` has those of the pictures before it."""
+    def _copy(
+        self, prompt: Prompt, run: PromptRun, table: KVTable, first: int, pictures: dict[str, KeptRows]
+    ) -> KeptRows:
+        """Copy the rows of a run, from a slot on; `pictures` has those of the pictures before it."""
         rows = table.gather(torch.arange(first, first + run.stop - run.start))
         encoded = self._encoded(prompt, run)
         kind = TEXT if run.part is None else run.part.chunk.kind
         piece = Chunk(new_id(), kind, self._adapter.fingerprint, encoded, rows, base=run.position)
-        earlier = (kept.pictures[name].absorbed for name in run.antecedents if name in kept.pictures)
+        earlier = (pictures[name].absorbed for name in run.antecedents if name in pictures)
         own = {run.name} if run.name else set()
         return KeptRows(piece, run.antecedents, frozenset({*own, *run.antecedents}).union(*earlier))
 

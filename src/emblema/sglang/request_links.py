@@ -169,7 +169,7 @@ class RequestLinks:
 
     def _plan(self, link: RequestLink) -> RequestPlan | None:
         request = link.request.checked()
-        refusal = request.why_plain()
+        refusal = request.why_plain() or ("rows of a conversation are kept in vLLM alone" if request.keeps else None)
         if refusal is not None:
             link.refusal = refusal
             self._log_once(f"a request is computed plainly: {refusal}")

@@ -90,7 +90,8 @@ class PageCaptures:
             plan: of the prompt.
             urgent: whether its request waits for that.
         """
-        if self._enabled and plan.request.options.get("capture", True) is True:
+        declined = plan.request.keeps or plan.request.options.get("capture", True) is not True
+        if self._enabled and not declined:
             self.queue.request(plan, urgent)
 
     def fill(

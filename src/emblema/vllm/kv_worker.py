@@ -89,6 +89,7 @@ class KVWorker:
         self._note(step)
         for request_id in step.dropped:
             self.stager.drop(request_id)
+        self.stager.kept_rows.drop(step.forgotten)
         if self.stopped:
             self._report.unstaged.update(order.number for order in step.stagings)
             return
@@ -175,6 +176,8 @@ class KVWorker:
         for capture in captured:
             read = partial(self._read, capture.blocks, len(capture.anchor), capture.tokens)
             self.keeper.keep_chunk(capture.salt, capture.chunk, read, self._encoder_output(capture.identifier))
+        for kept in step.keeps:
+            self.stager.kept_rows.put(kept.name, self.keeper.copy(self._read(kept.blocks, 0, kept.rows)))
         for prompt in step.patches:
             began = time.monotonic()
             if not prompt.alone and began < self._read_from:

@@ -64,6 +64,7 @@ class PlanMaker:
 
     Attributes:
         memory: what is known of the store.
+        kept_prompts: whose rows the workers hold.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class PlanMaker:
     ) -> None:
         self._planning = RequestPlanning(spec, store, strategy, log_once, policy, second_pass)
         self._forms, self._costs, self._log_once = forms, costs, log_once
-        self.memory = self._planning.memory
+        self.memory, self.kept_prompts = self._planning.memory, self._planning.kept_prompts
         self._measured = LaneMeasurements(store, measured or spec.fingerprint)
         # By vLLM's name of a picture, the digest of what was shown under it; empty where that was not always the same.
         self._names: LatestDict[str, str] = LatestDict(REMEMBERED_NAMES)

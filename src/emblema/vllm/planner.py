@@ -12,6 +12,7 @@ from emblema.link.policy.decide import COSTS_MORE
 from emblema.link.policy.expectations import openings_of
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import Prompt
+from emblema.served.kept_prompts import KeepOrder
 from emblema.served.model_spec import ModelSpec
 from emblema.served.request_plan import NOT_READY, RequestPlan, ServedRequest
 from emblema.served.request_report import plain_report, report_of
@@ -402,7 +403,8 @@ class RequestPlanner:
         number, salt = next(self._numbers), plan.request.store_salt
         taken = plan.plan if linked else LinkPlan("plain", plan.prompt.tokens, plan.plan.layers, ())
         awaited = linked or not self.encoded.has(name for name, _ in encodings)
-        order = StagingOrder(number, request_id, salt, plan.prompt, taken, encodings, awaited)
+        prompt, kept = (plan.placed or plan.prompt, plan.kept) if linked else (plan.prompt, {})
+        order = StagingOrder(number, request_id, salt, prompt, taken, encodings, awaited, kept)
         self._orders[request_id] = order
         self._stagings[request_id] = Staging(number, time.monotonic(), self._workers if awaited else 0)
         return awaited
@@ -492,7 +494,7 @@ class RequestPlanner:
             quiet: whether no request waits, so that rows may be read that patches are formed of.
             alone: whether no other request comes soon, so that reading them holds none up.
         """
-        patches = []
+        patches, keeps, forgotten = [], list[KeepOrder](), list[str]()
         for request_id, (start, rows) in scheduled.items():
             plan, staging = self._plans.get(request_id), self._stagings.get(request_id)
             if plan is None or start >= plan.prompt.tokens:
@@ -502,6 +504,11 @@ class RequestPlanner:
             if plan.needs and quiet and self._forms and plan.prompt.tokens <= start + rows:
                 salt, pages = plan.request.store_salt, blocks(request_id)
                 patches.append(PatchCapture(salt, plan.prompt, plan.needs, pages, alone))
+            if plan.request.keeps and self.maker is not None and start < plan.prompt.tokens <= start + rows:
+                name, gone = self.maker.kept_prompts.keep(plan.request.store_salt, plan.prompt)
+                forgotten += gone
+                if name is not None:
+                    keeps.append(KeepOrder(name, blocks(request_id), plan.prompt.tokens))
         readings, choices = self.readings.take()
         orders, self._orders = self._orders, {}
         links, self._link_orders = self._link_orders, []
@@ -518,6 +525,8 @@ class RequestPlanner:
             readings=readings,
             choices=choices,
             patches=tuple(patches),
+            keeps=tuple(keeps),
+            forgotten=tuple(forgotten),
             computes=bool(scheduled),
         )
 

@@ -10,6 +10,7 @@ from emblema.kv.keys import ArtifactKey
 from emblema.link.prompt import Prompt, Rows
 from emblema.models.noting import QuestionReadings
 from emblema.served.captures import ChunkCapture
+from emblema.served.kept_prompts import KeepOrder
 from emblema.served.request_plan import PatchNeed
 from emblema.served.staging import StagingOrder
 
@@ -152,6 +153,8 @@ class StepMetadata:
         load_rows, load_slots: rows, and places in the batch, that this step has for prompts whose requests wait.
         room: rows that this step has for both together, where prompts are loaded.
         patches: what to read after it.
+        keeps: prompts whose rows are kept after it.
+        forgotten: names of kept prompts that are kept no longer.
         computes: whether it has any rows.
         pressed: whether requests come so densely that nothing is to be kept beside them.
     """
@@ -169,6 +172,8 @@ class StepMetadata:
     load_slots: int = 0
     room: int = 0
     patches: tuple[PatchCapture, ...] = ()
+    keeps: tuple[KeepOrder, ...] = ()
+    forgotten: tuple[str, ...] = ()
     computes: bool = True
     pressed: bool = False
 

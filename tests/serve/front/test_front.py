@@ -87,11 +87,11 @@ def upload(client: TestClient) -> str:
 def test_without_keys_files_are_resolved_and_nothing_is_named(tmp_path: Path) -> None:
     with Fronted(tmp_path).client() as client:
         id = upload(client)
-        given = client.post(CHAT, json=shown(id) | {"strategy": "blind"}).json()
+        given = client.post(CHAT, json=shown(id) | {"strategy": "blind", "survivors": "keep"}).json()
         [part] = given["messages"][0]["content"]
         assert part["image_url"]["url"].startswith("data:") and "uuid" not in part and "cache_salt" not in given
-        assert given["kv_transfer_params"] == {"emblema": {"strategy": "blind"}}
-        for wrong in ({"strategi": "blind"}, "blind", {"strategy": "magic"}):
+        assert given["kv_transfer_params"] == {"emblema": {"strategy": "blind", "survivors": "keep"}}
+        for wrong in ({"strategi": "blind"}, "blind", {"strategy": "magic"}, {"survivors": "all"}):
             refused = client.post(CHAT, json=shown(id) | {"kv_transfer_params": {"emblema": wrong}})
             assert refused.status_code == 400 and refused.json()["error"]["param"] == "emblema"
             other = client.post("/v1/completions", json={"prompt": "a", "kv_transfer_params": {"emblema": wrong}})

@@ -72,10 +72,11 @@ def write_body(body: dict[str, Any], tenant: Tenant, api: EngineApi) -> bytes:
     salt = cache_salt(tenant)
     if salt is not None and api.salted:
         body["cache_salt"] = salt
-    strategy = body.pop("strategy", None)
-    if strategy is not None and api.options_in is None:
-        raise ServeError(400, f"strategy is for vLLM and SGLang: {api.name} is neither", None, "strategy")
-    _give_options(body, api, {} if strategy is None else {"strategy": strategy})
+    given = {name: body.pop(name) for name in ("strategy", "survivors") if body.get(name) is not None}
+    if given and api.options_in is None:
+        name = next(iter(given))
+        raise ServeError(400, f"{name} is for vLLM and SGLang: {api.name} is neither", None, name)
+    _give_options(body, api, given)
     try:
         return json.dumps(body, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError) as error:
