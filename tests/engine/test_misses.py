@@ -9,7 +9,7 @@ from PIL import Image
 from benchmarks.load.requests import TrafficShape, traffic_of
 from benchmarks.load.stages import LARGE, SIDE
 from emblema import Engine
-from emblema.link.lanes import MissReason
+from emblema.link.miss_reasons import MissReason
 from emblema.link.policy.policy import Policy
 from emblema.session.replies import Reply
 

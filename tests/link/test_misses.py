@@ -1,6 +1,7 @@
 """Misses: whatever `auto` decides, media of which no row is taken have one reason each, and no others have one."""
 
-from emblema.link.lanes import Lane, MissReason
+from emblema.link.lanes import Lane
+from emblema.link.miss_reasons import Cause, MissReason
 from emblema.link.misses import find_misses
 from emblema.link.plan import RowSource
 from emblema.link.strategies.auto import Auto
@@ -33,7 +34,7 @@ def test_a_reason_of_the_whole_comes_before_those_of_chunks() -> None:
     plan = Auto(case.own, case.trial).plan(case.prompt, knowledge_of(case))
     first = case.prompt.chunk_segments[0][1].id
     nothing = type(plan)("full", plan.rows, plan.layers, ())
-    known = find_misses(case.prompt, nothing, known={first: MissReason.NOT_STORED})
+    known = find_misses(case.prompt, nothing, known={first: Cause(MissReason.NOT_STORED)})
     assert known[0].reason is MissReason.NOT_STORED
-    whole = find_misses(case.prompt, nothing, MissReason.UNSURE, {first: MissReason.NOT_STORED})
+    whole = find_misses(case.prompt, nothing, Cause(MissReason.UNSURE), {first: Cause(MissReason.NOT_STORED)})
     assert {miss.reason for miss in whole} == {MissReason.UNSURE} and len(whole) == len(case.prompt.chunk_segments)

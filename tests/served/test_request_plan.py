@@ -10,7 +10,8 @@ import torch
 from emblema.kv.chunk import Chunk
 from emblema.kv.keys import ArtifactKey
 from emblema.kv.patch import form_patch
-from emblema.link.lanes import Lane, MissReason
+from emblema.link.lanes import Lane
+from emblema.link.miss_reasons import MissReason
 from emblema.link.policy.decide import COSTS_MORE
 from emblema.link.policy.expectations import RowCosts
 from emblema.link.prompt import Prompt, Rows
@@ -227,17 +228,14 @@ def test_a_report_says_of_each_picture_that_was_computed_why(store: Store) -> No
     shown = request("a", "b", "c")
     put(store, request("a"))
     new = plan(store, shown)
-    assert report_of(new, SPEC)["misses"] == [
-        (0, TOKENS, "new_order"),
-        (1, TOKENS, "not_stored"),
-        (2, TOKENS, "not_stored"),
-    ]
+    assert _missed(new) == [(0, TOKENS, "new_order"), (1, TOKENS, "new"), (2, TOKENS, "new")]
+    assert [reason for *_, reason in _missed(plan(store, shown))] == ["new_order", "not_stored", "not_stored"]
     new.failed = True
     assert {reason for _, _, reason in _missed(new)} == {"lost"}
     new.failed, new.margin = False, 0.1
     assert {reason for _, _, reason in _missed(new)} == {"unsure"}
     refused = plain_report(shown, "the model is not known")
-    assert refused["misses"] == [(number, TOKENS, "refused") for number in range(3)]
+    assert refused["misses"] == [(number, TOKENS, "refused", "the model is not known") for number in range(3)]
     put(store, shown)
     taken = plan(store, replace(shown, options={"strategy": "blind"}))
     assert _missed(taken) == [], "the prefix cache has as much"
@@ -250,4 +248,4 @@ def test_a_report_says_of_each_picture_that_was_computed_why(store: Store) -> No
 
 def _missed(planned: RequestPlan) -> list[tuple[int, int, str]]:
     found: Any = report_of(planned, SPEC)["misses"]
-    return list(found)
+    return [miss[:3] for miss in found]

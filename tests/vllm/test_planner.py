@@ -94,7 +94,7 @@ def test_a_request_is_described_and_planned_once(planner: RequestPlanner, store:
         "kv_bytes": 0,
         "stored": False,
         "remark": "it is not to be",
-        "misses": [(0, 300, "refused"), (1, 300, "refused")],
+        "misses": [(0, 300, "refused", "it is not to be"), (1, 300, "refused", "it is not to be")],
     }
     assert planner.finish("text") is None
 

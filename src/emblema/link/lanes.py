@@ -1,10 +1,11 @@
-"""Lanes: where a chunk's rows come from, the decision for one of them, and reasons to compute."""
+"""Lanes: where a chunk's rows come from, and the decision for one of them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from emblema.kv.keys import ArtifactKey
+from emblema.link.miss_reasons import MissReason
 
 
 class Lane(StrEnum):
@@ -49,21 +50,6 @@ class LaneVerdict:
 
     open: bool
     reason: str
-
-
-class MissReason(StrEnum):
-    """Why no row of a piece of media was taken; `docs/troubleshooting.md` says what to do about each."""
-
-    NEW = "new"
-    NOT_STORED = "not_stored"
-    LOST = "lost"
-    NEW_ORDER = "new_order"
-    SHORT = "short"
-    COSTS = "costs"
-    DISTRUSTED = "distrusted"
-    UNSURE = "unsure"
-    STRATEGY = "strategy"
-    REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from emblema.media.formats import HEAD_BYTES, FileFormat, format_of, picture_sta
 from emblema.media.given import plain_source
 from emblema.media.limits import DEFAULT_LIMITS, MediaLimits
 from emblema.media.orientation import picture_orientation, upright
+from emblema.media.origin import Origin
 from emblema.media.source import Source, describe, open_source
 from emblema.media.structure import needed
 from emblema.media.tags import page_numbers
@@ -199,7 +200,8 @@ def _to_rgb(image: Image.Image, file_format: str | None, name: str) -> Image.Ima
     # A fresh picture: no palette, EXIF or other data of the file may hang on to it.
     fresh = Image.new("RGB", rgb.size)
     fresh.paste(rgb)
-    return fresh
+    scaled_from = Origin.noted(image)
+    return fresh if scaled_from is None else scaled_from.note(fresh)
 
 
 def _scale_deep(image: Image.Image, file_format: str | None, name: str) -> Image.Image:

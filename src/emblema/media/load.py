@@ -15,6 +15,7 @@ from emblema.media.given import plain_source, read_item
 from emblema.media.image import check_size, load_image
 from emblema.media.kind import media_kind
 from emblema.media.limits import DEFAULT_LIMITS, MediaLimits
+from emblema.media.origin import Origin
 from emblema.media.settings import PLAIN, MediaSettings
 from emblema.media.source import is_address, read_source
 from emblema.media.video import Video, load_video
@@ -130,7 +131,7 @@ def _resized(picture: Image.Image, limits: MediaLimits, settings: MediaSettings,
         return picture
     check_size(*size, "the size that is asked for", limits)
     _check_pixels(count, size, limits)
-    return picture.resize(size, Image.Resampling.BICUBIC)
+    return Origin.of(picture).note(picture.resize(size, Image.Resampling.BICUBIC))
 
 
 def _check_pixels(count: int, size: tuple[int, int], limits: MediaLimits) -> None:

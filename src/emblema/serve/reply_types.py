@@ -106,8 +106,8 @@ class ChatUsage(TypedDict):
 class ChatReport(TypedDict):
     """How a reply came about: which kind of reuse served it, and where its prompt's rows came from.
 
-    `parts` has rows and lane of each piece of media that the strategy chose for; `misses` number, rows and reason of
-    each of which no row was taken.
+    `parts` has rows and lane of each piece of media that the strategy chose for; `misses` number, rows, reason and a
+    detail of each of which no row was taken.
     """
 
     lane: str
@@ -121,7 +121,7 @@ class ChatReport(TypedDict):
     ttft_seconds: float
     found: list[dict[str, Any]]
     parts: list[tuple[int, str]]
-    misses: list[tuple[int, int, str]]
+    misses: list[tuple[int, int, str, str]]
     remark: str | None
 
 

@@ -13,7 +13,9 @@ from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.keys import ArtifactKey
 from emblema.latest import LatestDict
 from emblema.link.kept_rows import TEXT
+from emblema.link.known_media import KnownMedia, MediaDigest, ShownMedia
 from emblema.link.lanes import Lane
+from emblema.link.miss_reasons import Cause
 from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowSource
 from emblema.link.policy.decide import COSTS_MORE, rank_of, worth_capturing
 from emblema.link.policy.expectations import Continuations, Costs, RecentSightings, RowCosts
@@ -30,7 +32,7 @@ from emblema.served.spans import CachedSpans, unsupported_reason
 from emblema.served.stored import StoreMemory
 from emblema.served.stored_artifacts import StoredArtifacts, chunks_after
 from emblema.store import Store
-from emblema.store.identity import SHARED_SALT, chunk_id, request_salt
+from emblema.store.identity import SHARED_SALT, ChunkIds, request_salt
 
 PatchNeed = tuple[ArtifactKey, int, tuple[int, ...]]
 """A patch to be formed: its key, its rank and its layers."""
@@ -126,6 +128,7 @@ class RequestPlan:
         prompt: its text and its chunks, these without rows.
         plan: what is carried out; without ranges where nothing is linked.
         missing: chunks that the store lacks.
+        causes: by a chunk's id, why the store lacks it.
         cached: its cached spans.
         needs: patches to form from this request's rows, once they are computed.
         lacking: whether patches are lacking, those that are not worth forming yet included.
@@ -158,6 +161,7 @@ class RequestPlan:
     weighed: bool = field(default=False, init=False)
     failed: bool = field(default=False, init=False)
     margin: float | None = field(default=None, init=False)
+    causes: Mapping[str, Cause] = field(default_factory=dict, init=False)
 
     def reads(self, ready: int) -> bool:
         """Return whether rows are chosen by what the question attends, where `ready` rows are there already."""
@@ -271,6 +275,8 @@ class RequestPlanning:
         costs = replace(costs or RowCosts(), continued=lambda prompt: continued)
         made = self._plan(request, prompt, costs, measured or MeasuredLanes())
         made.continued = continued
+        if not made.awaits:
+            made.causes = self._find_causes(request, made)
         return made
 
     def _plan(
@@ -358,6 +364,23 @@ class RequestPlanning:
             anchor=spec.anchor,
         )
         return lacking, knowledge
+
+    def _find_causes(self, request: ServedRequest, plan: RequestPlan) -> Mapping[str, Cause]:
+        """Return why the store lacks chunks of a prompt, by their ids, and note that they were shown."""
+        tenant, spec = self._store.tenant(request.store_salt), self.spec
+        known, lacking = KnownMedia.of(tenant), {chunk.id for chunk in plan.missing}
+        for item, (_, chunk) in zip(request.items, plan.prompt.chunk_segments, strict=True):
+            if chunk.id not in lacking:
+                known.note_found(chunk.id)
+                continue
+            facets = {
+                "kind": item.kind, "tokens": item.tokens, "grid": item.grid, "seconds": item.seconds,
+                "dtype": str(spec.dtype), "version": spec.version,
+            }  # fmt: skip
+            ids = _chunk_ids(item, chunk.encoded.token_ids.tolist(), request.store_salt, spec).of
+            shown = ShownMedia(chunk.id, spec.fingerprint, facets, ids, MediaDigest(item.digest))
+            known.note_missing(shown, tenant)
+        return {id: cause for id, cause in known.refine(plan.prompt).items() if id in lacking}
 
     def _met_by(self, request: ServedRequest) -> RecentSightings:
         return self._met.latest(request.store_salt, RecentSightings)
@@ -453,17 +476,19 @@ def _chunk_stub(item: MediaItem, token_ids: Sequence[int], lead: int, salt: byte
         (),
         torch.full((tokens,), -1, dtype=torch.int64),
     )
-    name = chunk_id(
+    name = _chunk_ids(item, token_ids, salt, spec).of(spec.fingerprint, spec.dtype)
+    return Chunk(name, "video" if item.kind == "video" else "image", spec.fingerprint, encoded, ())
+
+
+def _chunk_ids(item: MediaItem, token_ids: Sequence[int], salt: bytes, spec: ModelSpec) -> ChunkIds:
+    return ChunkIds(
         (item.kind.encode(), item.digest.encode(), numpy.asarray(token_ids, dtype="<i8").tobytes()),
         options={} if item.seconds is None else {"seconds": item.seconds},
-        model_fingerprint=spec.fingerprint,
-        dtype=spec.dtype,
-        adapter_version=spec.version,
+        version=spec.version,
         geometry=item.grid or (),
         anchor=spec.anchor,
         salt=salt,
     )
-    return Chunk(name, "video" if item.kind == "video" else "image", spec.fingerprint, encoded, ())
 
 
 def _grids(item: MediaItem, lead: int, spec: ModelSpec) -> tuple[Grid, ...]:

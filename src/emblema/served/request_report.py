@@ -1,8 +1,10 @@
 """What a reply reports of its prompt."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
-from emblema.link.lanes import MissReason
+from emblema.link.miss_reasons import Cause, MissReason
 from emblema.link.misses import Miss, find_misses
 from emblema.served.model_spec import ModelSpec
 from emblema.served.request_plan import RequestPlan, ServedRequest
@@ -34,8 +36,22 @@ def report_of(plan: RequestPlan, spec: ModelSpec) -> dict[str, object]:
     return report if plan.margin is None else report | {"margin": plan.margin}
 
 
-def plain_report(request: ServedRequest, reason: str) -> dict[str, object]:
-    """Return the report of a request with media that was computed without a plan, and why."""
+def plain_report(
+    request: ServedRequest, reason: str, causes: Mapping[int, Cause] = MappingProxyType({})
+) -> dict[str, object]:
+    """Return the report of a request with media that was computed without a plan, and why.
+
+    Args:
+        request: it.
+        reason: why.
+        causes: by numbers of media, those that it was computed for.
+    """
+    refused = Cause(MissReason.REFUSED, reason)
+    whys = [causes.get(number, refused) for number in range(len(request.items))]
+    misses = [
+        Miss(number, item.tokens, why.reason, why.detail)
+        for number, (item, why) in enumerate(zip(request.items, whys, strict=True))
+    ]
     return {
         "strategy": "plain",
         "prompt_tokens": len(request.token_ids),
@@ -44,24 +60,24 @@ def plain_report(request: ServedRequest, reason: str) -> dict[str, object]:
         "kv_bytes": 0,
         "stored": False,
         "remark": reason,
-        "misses": [(number, item.tokens, MissReason.REFUSED.value) for number, item in enumerate(request.items)],
+        "misses": [miss.data for miss in misses],
     }
 
 
 def _misses(plan: RequestPlan) -> tuple[Miss, ...]:
     """Return the media of which no row was taken; none where the prefix cache has as much as linking would take."""
     if plan.linked:
-        return find_misses(plan.prompt, plan.plan)
+        return find_misses(plan.prompt, plan.plan, known=plan.causes)
     if plan.failed:
-        whole = MissReason.LOST
+        whole = Cause(MissReason.LOST, plan.remark or "")
     elif plan.margin is not None:
-        whole = MissReason.UNSURE
+        least = plan.plan.least_margin
+        whole = Cause(MissReason.UNSURE, f"margin {plan.margin:.4g}" + ("" if least is None else f" of {least:.4g}"))
     elif plan.cached.spans:
         return ()
     else:
         whole = None
-    missing = dict.fromkeys((chunk.id for chunk in plan.missing), MissReason.NOT_STORED)
-    return find_misses(plan.prompt, replace(plan.plan, ranges=()), whole, missing)
+    return find_misses(plan.prompt, replace(plan.plan, ranges=()), whole, plan.causes)
 
 
 def _remark(plan: RequestPlan) -> str | None:

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from PIL import Image
 
 from emblema.errors import ContextLengthError, ModelError
 from emblema.kv.chunk import Chunk, ChunkKind, Clip, Encoded, EncodedChunk
+from emblema.link.known_media import KnownMedia, MediaDigest, ShownMedia, digest_pictures
 from emblema.link.prompt import ChunkPart, RowState
 from emblema.media import MediaLimits, media_bytes, segments
 from emblema.media.load import DocumentPages, load_media
@@ -20,7 +21,7 @@ from emblema.media.video import Video
 from emblema.models.adapter import Adapter
 from emblema.models.families.base import Prepared
 from emblema.models.prepare import Preparer
-from emblema.store.identity import chunk_id, owner_id
+from emblema.store.identity import ChunkIds, owner_id
 from emblema.store.record import Terms
 from emblema.store.store import TenantStore
 
@@ -33,16 +34,22 @@ class EncoderInput:
 
     Args:
         make: makes it, from media that only it holds.
+        pictures: of the media; none of a sound.
+
+    Attributes:
+        digest: of the pictures, once it is made.
     """
 
-    def __init__(self, make: Callable[[], Prepared]) -> None:
+    def __init__(self, make: Callable[[], Prepared], pictures: Sequence[Image.Image] = ()) -> None:
         self._make: Callable[[], Prepared] | None = make
         self._made: Prepared | None = None
+        self._pictures, self.digest = pictures, MediaDigest()
 
     def __call__(self) -> Prepared:
         """Return the input."""
         if self._made is None and self._make is not None:
-            self._made, self._make = self._make(), None
+            self.digest = digest_pictures(self._pictures) if self._pictures else self.digest
+            self._made, self._make, self._pictures = self._make(), None, ()
         if self._made is None:
             raise ModelError("the encoder's input was not made")
         return self._made
@@ -62,12 +69,16 @@ class PendingChunk:
         kind: what the piece is.
         encode: runs the encoder.
         input: of the encoder; None where it needs none to be made. Any thread may call it before `encode`.
+        options: what beside content and model decides the ids.
+        id_of: returns the tenant's id by a model's fingerprint and a data type; None where that is not known.
     """
 
     ids: tuple[str, ...]
     kind: ChunkKind
     encode: Callable[[], Encoded]
     input: EncoderInput | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    id_of: Callable[[str, str], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,7 @@ class ChunkBuilder:
         self.captured_tokens = 0
         # What the encoder made of media that came with prompts and are in no store yet; the oldest go first.
         self._encodings: OrderedDict[str, Encoded] = OrderedDict()
+        self._known, self._options = KnownMedia.of(store), dict[str, Any]()
 
     @property
     def preparer(self) -> Preparer:
@@ -142,8 +154,26 @@ class ChunkBuilder:
             del self._encodings[name]
         if found is not None or self.store.deleted(pending.ids[:1]):
             self._encodings.pop(pending.ids[0], None)
-            return ChunkPart(found or self.build(pending))
-        return ChunkPart(self.handle(pending.ids[0], pending.kind, self._encode(pending)), state=RowState.MISSING)
+            return ChunkPart(found or self._build_again(pending))
+        encoded = self._encode(pending)
+        self.note_missing(pending)
+        return ChunkPart(self.handle(pending.ids[0], pending.kind, encoded), state=RowState.MISSING)
+
+    def _build_again(self, pending: PendingChunk) -> Chunk:
+        """Build a chunk that was deleted, and note that its rows were not there."""
+        cause = self._known.explain(self._shown(pending), self.store)
+        built = self.build(pending)
+        self._known.note_cause(built.id, cause)
+        return built
+
+    def note_missing(self, pending: PendingChunk) -> None:
+        """Note a piece, once it is encoded, that the store does not have."""
+        self._known.note_missing(self._shown(pending), self.store)
+
+    def _shown(self, pending: PendingChunk) -> ShownMedia:
+        adapter, digest = self.adapter, MediaDigest() if pending.input is None else pending.input.digest
+        facets = {"kind": pending.kind, "dtype": str(adapter.dtype), "version": adapter.version, **pending.options}
+        return ShownMedia(pending.ids[0], adapter.fingerprint, facets, pending.id_of, digest)
 
     def _encode(self, pending: PendingChunk) -> Encoded:
         """Return what the encoder makes of media that the store lacks; the latest are remembered."""
@@ -197,11 +227,11 @@ class ChunkBuilder:
         """Return the pending chunk of a text passage."""
         tokens = torch.tensor(list(token_ids))
         written = b"".join(token.to_bytes(8, "little") for token in token_ids)
-        ids = self._ids("text", written, {})
+        ids, _ = self._ids("text", written, {})
         return PendingMedia((PendingChunk(ids, "text", lambda: self.adapter.encode_text(tokens)),))
 
     def _picture(self, picture: Image.Image, kind: ChunkKind) -> PendingChunk:
-        return self._pending(kind, media_bytes(picture), {}, partial(self.preparer.image, picture))
+        return self._pending(kind, media_bytes(picture), {}, partial(self.preparer.image, picture), pictures=[picture])
 
     def _video(self, video: Video, frames_per_segment: int) -> PendingMedia:
         seconds = video.seconds_per_frame
@@ -213,7 +243,7 @@ class ChunkBuilder:
             start = segment.times[0] if self.preparer.time_stamps else 0.0
             prepare = partial(self.preparer.video, segment.frames, seconds, start, len(video.frames))
             timing = {"seconds per frame": seconds, "start": start}
-            chunks.append(self._pending("video", content, timing, prepare, options))
+            chunks.append(self._pending("video", content, timing, prepare, options, segment.frames))
         return PendingMedia(tuple(chunks), clip="video")
 
     def _pending(
@@ -223,25 +253,29 @@ class ChunkBuilder:
         timing: dict[str, float],
         prepare: Callable[[], Prepared],
         frames: Mapping[str, Any] = {},
+        pictures: Sequence[Image.Image] = (),
     ) -> PendingChunk:
-        ids = self._ids(kind, content, {"timing": timing, "processor": {**self.preparer.options, **frames}})
-        prepared = EncoderInput(prepare)
-        return PendingChunk(ids, kind, lambda: self.adapter.encode(prepared()), prepared)
+        options = {"timing": timing, "processor": self._shared({**self.preparer.options, **frames})}
+        ids, id_of = self._ids(kind, content, options)
+        prepared = EncoderInput(prepare, pictures)
+        return PendingChunk(ids, kind, lambda: self.adapter.encode(prepared()), prepared, options, id_of)
 
-    def _ids(self, kind: ChunkKind, content: bytes, options: dict[str, Any]) -> tuple[str, ...]:
-        fingerprint = self.adapter.fingerprint
-        return tuple(
-            chunk_id(
-                (kind.encode(), content),
-                options=options,
-                model_fingerprint=fingerprint,
-                dtype=self.adapter.dtype,
-                adapter_version=self.adapter.version,
-                anchor=self.adapter.anchor,
-                salt=salt,
-            )
+    def _shared(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return options as one object as long as they are the same: what is remembered of media refers to it."""
+        if options != self._options:
+            self._options = options
+        return self._options
+
+    def _ids(
+        self, kind: ChunkKind, content: bytes, options: dict[str, Any]
+    ) -> tuple[tuple[str, ...], Callable[[str, str], str]]:
+        """Return the ids of a chunk, and what gives the tenant's by another model and data type."""
+        adapter, parts = self.adapter, (kind.encode(), content)
+        made = [
+            ChunkIds(parts, options=options, version=adapter.version, anchor=adapter.anchor, salt=salt)
             for salt in self.store.lookup_salts
-        )
+        ]
+        return tuple(each.of(adapter.fingerprint, adapter.dtype) for each in made), made[0].of
 
     def _fits(self, chunk: Chunk) -> bool:
         encoded, tokens = chunk.encoded, chunk.tokens
@@ -257,6 +291,7 @@ class ChunkBuilder:
         for name in pending.ids:
             found = self.store.find(name)
             if found is not None and self._fits(found):
+                self._known.note_found(pending.ids[0])
                 return found
             if found is not None:
                 # Intact, but of other shapes than this model makes: a forged file.
@@ -273,6 +308,7 @@ class ChunkBuilder:
         if length > context:
             raise ContextLengthError(f"a {pending.kind} takes {length} positions; the model's context holds {context}")
         rows = self.adapter.capture(encoded)
+        self._known.note_stored(self._shown(pending))
         self.captured_tokens += encoded.tokens
         return self.store.put(Chunk(pending.ids[0], pending.kind, self.adapter.fingerprint, encoded, rows), terms)
 

@@ -14,7 +14,8 @@ from emblema.kv.chunk import Chunk
 from emblema.link.context import LinkContext
 from emblema.link.executor import Executor, LinkedTable
 from emblema.link.forming import form_missing
-from emblema.link.lanes import MissReason
+from emblema.link.known_media import KnownMedia
+from emblema.link.miss_reasons import Cause, MissReason
 from emblema.link.misses import find_misses
 from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Prompt, RowState, TextPart
@@ -47,6 +48,7 @@ class Linker:
     def __init__(self, adapter: Adapter, store: TenantStore, policy_runtime: PolicyRuntime) -> None:
         self.adapter, self.store, self.policy_runtime = adapter, store, policy_runtime
         self.executor = Executor(adapter)
+        self._known = KnownMedia.of(store)
         # What was linked last and is to be learnt from after its answer.
         self._unlearnt: tuple[LinkRequest, Prefill, Knowledge] | None = None
 
@@ -95,7 +97,8 @@ class Linker:
                     if error.piece not in lease.rows:
                         raise
                     lease.drop(error)
-        usage = answer.usage(request.prompt, captured, recaptured, perf_counter() - request.began)
+        seconds = perf_counter() - request.began
+        usage = answer.usage(request.prompt, captured, recaptured, seconds, self._causes(request, answer.plan))
         prefill = Prefill(request.prompt, answer.plan, usage, answer.linked)
         self._unlearnt = request, prefill, context.knowledge
         if not learn_later:
@@ -151,13 +154,14 @@ class Linker:
             if finite:
                 unsure = plan, linked.logits
                 why = f"computed in full: the two likeliest first tokens differed by {answer.margin:.2f} only"
-                answer.whole = answer.whole or MissReason.UNSURE
+                answer.whole = answer.whole or Cause(MissReason.UNSURE, f"margin {answer.margin:.4g} of {plan.least_margin:.4g}")
             elif plan.strategy == Full().name:
                 raise ModelError(
                     "the model's logits are not finite, with every row computed: use another dtype or model"
                 )
             else:
-                why, answer.whole = "computed in full: the logits were not finite", MissReason.REFUSED
+                why = "computed in full: the logits were not finite"
+                answer.whole = Cause(MissReason.REFUSED, why)
                 note_not_finite(runtime, context.knowledge.model, plan)
             answer.why, answer.repeated = answer.why or why, answer.repeated + linked.trace.computed
             strategy = Prefix() if finite and isinstance(strategy, Auto) else Full()
@@ -182,7 +186,7 @@ class Linker:
         refusal = self.executor.refusal(plan, request.prompt)
         if refusal is not None:
             strategy, answer.why = Full(), answer.why or refusal
-            answer.whole = answer.whole or MissReason.REFUSED
+            answer.whole = answer.whole or Cause(MissReason.REFUSED, refusal)
             plan = planned()
         if plan.forming:
             patches, answer.formed = form_missing(self.executor, request.prompt, plan, context)
@@ -190,6 +194,15 @@ class Linker:
                 self.store.put_artifact(key, patch)
             plan = planned()
         return plan
+
+    def _causes(self, request: LinkRequest, plan: LinkPlan) -> dict[str, Cause]:
+        """Return why the store has, or had, no rows of a prompt's chunks; of those alone for which that decides."""
+        if request.compared:
+            return {}
+        causes = self._known.refine(request.prompt)
+        parts = request.prompt.chunk_parts
+        wanted = {part.chunk.id for part in parts if plan.decisions or part.state is RowState.MISSING}
+        return {id: cause for id, cause in causes.items() if id in wanted}
 
     def _all_stored(self, request: LinkRequest) -> bool:
         """Return whether the prompt's chunks are in the store, or came with it and were not deleted meanwhile.
@@ -217,7 +230,7 @@ class _Answer:
         formed: rows run to form patches.
         repeated, margin, finite: see `Usage`.
         why: why the plan is not the strategy asked for; None if it is.
-        whole: the same as a reason of all that is computed.
+        whole: the same as the cause of all that is computed.
     """
 
     plan: LinkPlan = field(init=False)
@@ -227,7 +240,7 @@ class _Answer:
     margin: float | None = None
     finite: bool = True
     why: str | None = None
-    whole: MissReason | None = None
+    whole: Cause | None = None
 
     def take(self, plan: LinkPlan, linked: LinkedTable, *, finite: bool) -> None:
         """Take the result of one plan."""
@@ -237,8 +250,10 @@ class _Answer:
         if finite and (plan.least_margin is not None or plan.recomputation is not None):
             self.margin = margin_of(linked.logits)
 
-    def usage(self, prompt: Prompt, captured: int, recaptured: int, seconds: float) -> Usage:
-        """Return what the answer cost, with the rows prefilled alone before, and the seconds to the first token."""
+    def usage(
+        self, prompt: Prompt, captured: int, recaptured: int, seconds: float, causes: Mapping[str, Cause]
+    ) -> Usage:
+        """Return what the answer cost: rows prefilled alone before, seconds to the first token, what lacked rows."""
         trace = self.linked.trace
         return Usage(
             lane=self.plan.strategy,
@@ -254,7 +269,7 @@ class _Answer:
             margin=self.margin,
             finite=self.finite,
             fallback=self.why or self.plan.remark,
-            misses=find_misses(prompt, self.plan, self.whole),
+            misses=find_misses(prompt, self.plan, self.whole, causes),
         )
 
 

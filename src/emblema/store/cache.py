@@ -16,7 +16,7 @@ from emblema.store.arriving import ArrivingRows
 from emblema.store.handles import HandleTable, StoredRows
 from emblema.store.identity import artifact_id
 from emblema.store.pieces import MEMORY_TIERS, CachedPiece, PieceTable
-from emblema.store.record import SHARED, Name, Terms
+from emblema.store.record import SHARED, Absence, Name, Terms
 from emblema.store.saving import PieceSaver
 from emblema.store.settings import StoreSettings
 from emblema.store.tiers import DISK, TierReader, TierStack
@@ -153,6 +153,15 @@ class PieceCache:
         """Return those of some ids that were deleted under any of the owners."""
         with self.changed:
             return frozenset(id for id in ids if any((owner, id) in self.table.tombstones for owner in owners))
+
+    def absence(self, owner: str, id: str, look: bool) -> Absence:
+        """Return what is known of an owner's piece that was not found; as `TenantStore.absence`."""
+        with self.changed:
+            noted = self.table.departure((owner, id))
+        if self.tiers.disk is None or noted in ("deleted", "expired"):
+            return Absence(noted)
+        found = self.tiers.disk.absence(id, owner, look)
+        return replace(found, departure=found.departure or noted)
 
     def rows(self, owner: str, id: str) -> KVRows:
         """Return a chunk's rows, here or being loaded.
@@ -347,8 +356,7 @@ class PieceCache:
             if piece.pending and not (piece is spare or piece.busy or self.saver.writes([piece.name])):
                 self.saver.losses[piece.owner] += 1
                 self.counters.add(piece.owner, "save_failures")
-                self.counters.add(piece.owner, "evictions")
-                self.remove(piece)
+                self._drop(piece)
 
     def _evict(self, piece: CachedPiece) -> None:
         """Remove a piece from memory, or have it written first where no slower tier has it."""
@@ -359,8 +367,12 @@ class PieceCache:
             return
         if self.tiers and not piece.saved:
             self.saver.losses[piece.owner] += 1
+        self._drop(piece)
+
+    def _drop(self, piece: CachedPiece) -> None:
         self.counters.add(piece.owner, "evictions")
         self.remove(piece)
+        self.table.note_departure(piece, "evicted")
 
     # Loading.
 
@@ -458,6 +470,7 @@ class PieceCache:
                 self.remove(artifact, dead=True)
         self.counters.add(piece.owner, "expired")
         self.remove(piece, dead=True)
+        self.table.note_departure(piece, "expired")
         self._forget_prefixes(piece.owner, piece.id)
 
     def remove(self, piece: CachedPiece, dead: bool = False) -> None:

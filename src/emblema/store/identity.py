@@ -51,23 +51,37 @@ def chunk_id(
     Raises:
         StoreError: an option is of another type, so that nothing certain can be said about it.
     """
-    # The key depends on the context and on all of the salt, however long it is.
-    digest = blake3(key=blake3(salt, derive_key_context=_CHUNK).digest())
-    parts = list(media)
-    digest.update(struct.pack("<Q", len(parts)))
-    for part in parts:
-        digest.update(struct.pack("<Q", len(part)))
-        digest.update(part)
-    fields: list[object] = [
-        list(geometry),
-        dict(options),
-        model_fingerprint,
-        str(dtype).removeprefix("torch."),
-        adapter_version,
-        list(anchor),
-    ]
-    digest.update(canonical(fields))
-    return digest.hexdigest()
+    made = ChunkIds(media, options=options, version=adapter_version, geometry=geometry, anchor=anchor, salt=salt)
+    return made.of(model_fingerprint, dtype)
+
+
+class ChunkIds:
+    """The ids of a chunk by the model that makes it; arguments and errors as of `chunk_id`. The media are not kept."""
+
+    def __init__(
+        self,
+        media: Iterable[bytes],
+        *,
+        options: Mapping[str, object],
+        version: str,
+        geometry: Sequence[int] = (),
+        anchor: Sequence[int] = (),
+        salt: bytes = b"",
+    ) -> None:
+        # The key depends on the context and on all of the salt, however long it is.
+        self._digest = blake3(key=blake3(salt, derive_key_context=_CHUNK).digest())
+        parts = list(media)
+        self._digest.update(struct.pack("<Q", len(parts)))
+        for part in parts:
+            self._digest.update(struct.pack("<Q", len(part)))
+            self._digest.update(part)
+        self._before, self._after = (list(geometry), dict(options)), (version, list(anchor))
+
+    def of(self, model: str, dtype: "str | torch.dtype") -> str:
+        """Return the id by a model's fingerprint and a data type."""
+        digest = self._digest.copy()
+        digest.update(canonical([*self._before, model, str(dtype).removeprefix("torch."), *self._after]))
+        return str(digest.hexdigest())
 
 
 @lru_cache(maxsize=4096)

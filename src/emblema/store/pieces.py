@@ -13,12 +13,14 @@ from emblema.kv.keys import ArtifactKey
 from emblema.kv.layout import KVRows
 from emblema.kv.patch import Patch
 from emblema.store.handles import StoredRows
-from emblema.store.record import Name, Terms
+from emblema.store.record import Departure, Name, Terms
 
 MemoryTier = Literal["device", "host"]
 MEMORY_TIERS: tuple[MemoryTier, MemoryTier] = ("device", "host")
 
 TOMBSTONES_PER_OWNER = 2**16
+DEPARTED_PER_OWNER = 2**12
+"""Evicted and expired chunks of each owner that are remembered as such."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,10 +116,10 @@ class CachedPiece:
 
 
 class Tombstones:
-    """Names of deleted and expired pieces by owner, so that nothing under way brings them back. The oldest go first.
+    """Names by owner, as of deleted and expired pieces, so that nothing under way brings them back.
 
     Args:
-        limit: names remembered of each owner; one tenant's deletions do not push out another's.
+        limit: names remembered of each owner, the latest; one tenant's do not push out another's.
 
     Attributes:
         added: how many names were ever added.
@@ -169,6 +171,8 @@ class PieceTable:
         self.leased_bytes = 0
         self.leased_bytes_of: Counter[str] = Counter()
         self.tombstones = Tombstones()
+        # Chunks that left memory otherwise; what another tier still has is found all the same.
+        self._evicted, self._expired = Tombstones(DEPARTED_PER_OWNER), Tombstones(DEPARTED_PER_OWNER)
         # How often a piece was listed or unlisted.
         self.changes = 0
         self._owner_bytes: Counter[tuple[str, MemoryTier]] = Counter()
@@ -198,7 +202,8 @@ class PieceTable:
         self.changes += 1
         self._pieces[piece.name] = piece
         self._enqueue(piece)
-        self.tombstones.discard(piece.name)
+        for names in (self.tombstones, self._evicted, self._expired):
+            names.discard(piece.name)
         for chunk in piece.sources:
             self._artifacts.setdefault(chunk, set()).add(piece.name)
         self.recount(piece)
@@ -217,6 +222,19 @@ class PieceTable:
             if not self._artifacts[chunk]:
                 del self._artifacts[chunk]
         self.recount(piece)
+
+    def note_departure(self, piece: CachedPiece, how: Departure) -> None:
+        """Remember how a chunk left memory, until it is listed again; deletions are remembered by their tombstones."""
+        if piece.chunk is not None and how != "deleted":
+            (self._evicted if how == "evicted" else self._expired).add(piece.name)
+
+    def departure(self, name: Name) -> Departure | None:
+        """Return how a piece that is not here left memory, as far as it is remembered."""
+        if name in self._expired:
+            return "expired"
+        if name in self.tombstones:
+            return "deleted"
+        return "evicted" if name in self._evicted else None
 
     def touch(self, piece: CachedPiece, now: float) -> None:
         """Make a piece the most recently used, at a Unix time."""

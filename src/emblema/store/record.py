@@ -74,6 +74,23 @@ class Record:
     arrays: Mapping[str, Array]
 
 
+Departure = Literal["evicted", "expired", "deleted"]
+"""How a piece left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """What this process knows of a piece that is not here.
+
+    Attributes:
+        departure: how it left; None where it never was here, or where that is not known.
+        models: fingerprints of models that made some of its owner's chunks on disk.
+    """
+
+    departure: Departure | None = None
+    models: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """How long a piece is kept.

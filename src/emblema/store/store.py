@@ -21,7 +21,7 @@ from emblema.store.leases import Lease
 from emblema.store.lookup import PieceLookup
 from emblema.store.pieces import PieceTable
 from emblema.store.prefixes import PrefixRegistry, PrefixStore
-from emblema.store.record import SHARED, RemoteTier, Terms
+from emblema.store.record import SHARED, Absence, RemoteTier, Terms
 from emblema.store.settings import StoreSettings, check_number
 from emblema.store.statistics import StoreCounters, StoreStatistics
 from emblema.store.tiers import TierStack
@@ -277,6 +277,13 @@ class TenantStore:
     def deleted(self, chunks: Iterable[str]) -> frozenset[str]:
         """Return those ids that were deleted or have expired; not those that were only evicted, or never kept."""
         return self._cache.deleted(self._owners, chunks)
+
+    def absence(self, chunk: str, look: bool = True) -> Absence:
+        """Return what is known of an own chunk that was not found.
+
+        With `look` the disk's index is asked, once; a remote tier never.
+        """
+        return self._cache.absence(self.owner, chunk, look)
 
     def handle(self, chunk: Chunk, sizes: Sequence[int]) -> Chunk:
         """Return the handle of a chunk that is not kept yet, so that a deletion meanwhile is remembered.

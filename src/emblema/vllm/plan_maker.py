@@ -2,15 +2,16 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from emblema.latest import LatestDict
+from emblema.link.miss_reasons import Cause, MissReason
 from emblema.link.policy.policy import Policy
 from emblema.served.measurements import LaneMeasurements
 from emblema.served.model_spec import ModelSpec
-from emblema.served.request_plan import RequestPlan, RequestPlanning, ServedRequest
+from emblema.served.request_plan import MediaItem, RequestPlan, RequestPlanning, ServedRequest
 from emblema.served.row_threshold import RowThreshold
 from emblema.served.work_thread import WorkThread
 from emblema.store import Store
@@ -30,6 +31,7 @@ class PendingPlan:
         done: set once `plan` is there.
         plan: the plan; None for a request that is not linked.
         refusal: why it has none.
+        causes: by numbers of its media, what is wrong with those that it has none for.
         asked: when the scheduler first wanted it, in monotonic seconds; None before.
         awaited: since when it waits for pictures that are prefilled alone; None where it does not.
         replans: how often it was planned again.
@@ -41,6 +43,7 @@ class PendingPlan:
     done: threading.Event = field(default_factory=threading.Event)
     plan: RequestPlan | None = None
     refusal: str = "it could not be planned"
+    causes: Mapping[int, Cause] = field(default_factory=dict)
     asked: float | None = None
     awaited: float | None = None
     replans: int = 0
@@ -83,8 +86,8 @@ class PlanMaker:
         self._forms, self._costs, self._log_once = forms, costs, log_once
         self.memory, self.kept_prompts = self._planning.memory, self._planning.kept_prompts
         self._measured = LaneMeasurements(store, measured or spec.fingerprint)
-        # By vLLM's name of a picture, the digest of what was shown under it; empty where that was not always the same.
-        self._names: LatestDict[str, str] = LatestDict(REMEMBERED_NAMES)
+        # By vLLM's name of a picture, what was shown under it; None where that was not always the same.
+        self._names: LatestDict[str, MediaItem | None] = LatestDict(REMEMBERED_NAMES)
         self._thread = WorkThread("emblema-plan", "a request could not be planned")
 
     def close(self) -> None:
@@ -106,8 +109,9 @@ class PlanMaker:
     def _make_plan(self, pending: PendingPlan) -> RequestPlan | None:
         request = pending.request.checked()
         # Names are checked of every request: what is shown by one that is not linked is in vLLM's caches too.
-        named = all([self._is_name_of(item.identifier, item.digest) for item in request.items])
-        refusal = request.why_plain() or (None if named else "a picture's name was another's before")
+        found = {number: self._misnamed(item) for number, item in enumerate(request.items) if item.digest}
+        pending.causes = {number: cause for number, cause in found.items() if cause is not None}
+        refusal = request.why_plain() or ("a picture's name was another's before" if pending.causes else None)
         if refusal is not None:
             self._log_once(f"a request is computed plainly: {refusal}")
             pending.refusal = refusal
@@ -116,13 +120,18 @@ class PlanMaker:
         again = pending.plan is not None
         return self._planning.plan(request, self._costs(captures), self._measured.of(request.store_salt), again)
 
-    def _is_name_of(self, identifier: str, digest: str) -> bool:
-        """Return whether all that was shown under a name was the same, as far as is remembered.
+    def _misnamed(self, item: MediaItem) -> Cause | None:
+        """Return how media differ from what was shown under their name; None where that was always the same.
 
         vLLM keeps encoder outputs by such names, so rows of a name that was another picture's may be that picture's.
         """
-        if not digest:
-            return False
-        known = self._names.get(identifier, digest)
-        self._names[identifier] = known if known == digest else ""
-        return known == digest
+        known = self._names.get(item.identifier, item)
+        if known is not None and known.digest == item.digest:
+            self._names[item.identifier] = known
+            return None
+        self._names[item.identifier] = None
+        if known is None:
+            return Cause(MissReason.CHANGED, "its uuid was given to several pictures")
+        if (known.tokens, known.grid) != (item.tokens, item.grid):
+            return Cause(MissReason.OTHER_OPTIONS, f"{known.tokens} rows under its uuid before, {item.tokens} now")
+        return Cause(MissReason.CHANGED, "other pixels of this size under its uuid before")

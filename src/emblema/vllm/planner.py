@@ -2,11 +2,13 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from types import MappingProxyType
 
 from emblema.latest import LatestDict
+from emblema.link.miss_reasons import Cause
 from emblema.link.plan import LinkPlan
 from emblema.link.policy.decide import COSTS_MORE
 from emblema.link.policy.expectations import openings_of
@@ -198,9 +200,11 @@ class RequestPlanner:
             pending = self._pending[request_id] = PendingPlan(request)
             self.maker.begin(pending)
 
-    def _compute(self, request_id: str, request: ServedRequest, reason: str) -> None:
-        """Have a request with media computed without a plan."""
-        self._plans[request_id], self._plain[request_id] = None, plain_report(request, reason)
+    def _compute(
+        self, request_id: str, request: ServedRequest, reason: str, causes: Mapping[int, Cause] = MappingProxyType({})
+    ) -> None:
+        """Have a request with media computed without a plan; arguments as of `plain_report`."""
+        self._plans[request_id], self._plain[request_id] = None, plain_report(request, reason, causes)
 
     def prepare(self, request_id: str, describe: Callable[[], ServedRequest], ready: int = 0) -> bool:
         """Return whether it is decided what a request takes; where it is not, the scheduler asks again later.
@@ -227,7 +231,9 @@ class RequestPlanner:
             return False
         del self._pending[request_id]
         if plan is None:
-            self._compute(request_id, pending.request, pending.refusal if pending.done.is_set() else LATE)
+            made = pending.done.is_set()
+            refusal, causes = (pending.refusal, pending.causes) if made else (LATE, {})
+            self._compute(request_id, pending.request, refusal, causes)
         else:
             self._plans[request_id] = plan
         return True

@@ -53,7 +53,7 @@ class PromptCounts:
         self._counts[f"queries {lane}"] += 1
         self._counts[f"hits {lane}"] += plan is not None and plan.linked > 0
         self._counts["fallbacks"] += plan is not None and plan.remark is not None
-        for _, rows, reason in () if report is None else report["misses"]:
+        for _, rows, reason, _ in () if report is None else report["misses"]:
             self._counts[f"missed_rows {reason}"] += rows
 
     def note_rows(self, given: GivenRows) -> None:

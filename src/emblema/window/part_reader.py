@@ -127,7 +127,9 @@ class PartReader:
             return found
         entry.encoder_runs += runs
         if not deleted:
-            return builder.handle(pending.ids[0], pending.kind, pending.encode())
+            encoded = pending.encode()
+            builder.note_missing(pending)
+            return builder.handle(pending.ids[0], pending.kind, encoded)
         built = builder.build(replace(pending, ids=pending.ids[:1]))
         entry.rows_recaptured += built.tokens
         return built

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from emblema.kv.chunk import Chunk
 from emblema.kv.keys import ArtifactKey
-from emblema.link.lanes import Decision, Lane, LaneVerdict, MissReason, Trial, measured_lanes
+from emblema.link.lanes import Decision, Lane, LaneVerdict, Trial, measured_lanes
+from emblema.link.miss_reasons import MissReason
 from emblema.link.plan import PatchUse
 from emblema.link.policy.expectations import Costs
 from emblema.link.policy.policy import Policy

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from emblema.errors import CapacityError, LoadError, StoreError
+from emblema.latest import LatestDict
 from emblema.store import format
 from emblema.store.catalogue import FILE, Catalogue, CatalogueError, Tables
 from emblema.store.disk import folder as files
@@ -36,10 +37,24 @@ from emblema.store.disk.entry import (
 )
 from emblema.store.disk.scan import Progress, Scan, ScanReport
 from emblema.store.format import is_passing
-from emblema.store.record import SHARED, Record, RecordHeader, RecordKind, RecordReader, Terms, check_id
+from emblema.store.record import (
+    SHARED,
+    Absence,
+    Departure,
+    Record,
+    RecordHeader,
+    RecordKind,
+    RecordReader,
+    Terms,
+    check_id,
+)
 
 _LOG = logging.getLogger(__name__)
 _LARGEST_DEFAULT = 64 * 2**30
+_DEPARTED = 2**14
+"""Evicted and expired pieces that are remembered as such."""
+_MODELS_OF = 256
+"""Chunks whose models are looked at."""
 
 
 class DiskTier:
@@ -78,6 +93,7 @@ class DiskTier:
         self._touched: dict[str, float] = {}
         # Pieces that the catalogue has and that are not served: damaged, or deleted, while no row could be written.
         self._unserved: set[str] = set()
+        self._departed: LatestDict[str, Departure] = LatestDict(_DEPARTED)
         self.path = Path(os.path.realpath(folder))
         self.report = ScanReport(0)
         notes = files.prepare(self.path)
@@ -109,7 +125,7 @@ class DiskTier:
             capacity_bytes = min(_LARGEST_DEFAULT, (free + self.bytes) // 2)
         if self.catalogue.read_only is None:
             with self.change() as rows:
-                self._remove(rows, victims(rows, totals(rows)[1] - capacity_bytes, ()))
+                self._remove(rows, victims(rows, totals(rows)[1] - capacity_bytes, ()), "evicted")
         return capacity_bytes
 
     def use(self, in_use: Callable[[], Collection[str]]) -> None:
@@ -166,6 +182,22 @@ class DiskTier:
             return self._find(id)
         except CatalogueError:
             return None
+
+    def absence(self, id: str, owner: str, look: bool) -> Absence:
+        """Return what is known of an owner's piece that is not served, with `look` by the catalogue, if it answers."""
+        asked = "SELECT DISTINCT model FROM (SELECT model FROM pieces WHERE owner = ? AND kind = 'chunk' LIMIT ?)"
+
+        def ask(rows: sqlite3.Connection) -> Absence:
+            found, models = find_entry(rows, check_id(id)), rows.execute(asked, (owner, _MODELS_OF)).fetchall()
+            over = found is not None and found.owner == owner and found.ends <= self._clock()
+            return Absence("expired" if over else noted, tuple(str(model) for (model,) in models))
+
+        with self._lock:
+            noted = self._departed.get(id)
+        try:
+            return self.catalogue.read(ask) if look else Absence(noted)
+        except CatalogueError:
+            return Absence(noted)
 
     def entries_of(self, ids: Sequence[str]) -> list[DiskEntry]:
         """Return the entries of those of some ids that are here and have not expired; one question to the catalogue.
@@ -343,12 +375,15 @@ class DiskTier:
                 f"{self.path}: no room for {bytes} bytes: {held} of {self.capacity_bytes} are held by pieces that are "
                 "pinned or in use; unpin some, or give the disk tier a larger budget"
             )
-        self._remove(rows, chosen)
+        self._remove(rows, chosen, "evicted")
 
-    def _remove(self, rows: sqlite3.Connection, ids: Collection[str]) -> None:
+    def _remove(self, rows: sqlite3.Connection, ids: Collection[str], how: Departure) -> None:
         """Delete pieces' files, durably, and their rows."""
         files.delete_pieces(self.path, ids)
         remove_rows(rows, ids)
+        with self._lock:
+            for id in ids:
+                self._departed[id] = how
 
     def delete(self, id: str, owner: str) -> bool:
         """Delete a record of this owner, and for a chunk every patch made from it; return whether anything was here.
@@ -414,7 +449,7 @@ class DiskTier:
         with self.change() as rows:
             self._record(rows)
             chosen = victims(rows, bytes, set(self._in_use()), owner)
-            self._remove(rows, chosen)
+            self._remove(rows, chosen, "evicted")
             return sum(chosen.values())
 
     def expire(self) -> int:
@@ -429,8 +464,8 @@ class DiskTier:
             over = [id for id in ended(rows, self._clock()) if id not in in_use]
             patches = list(dict.fromkeys(patch for id in over for patch in patches_of(rows, id)))
             chunks = [id for id in over if id not in patches]
-            self._remove(rows, patches)
-            self._remove(rows, chunks)
+            self._remove(rows, patches, "expired")
+            self._remove(rows, chunks, "expired")
         return len(patches) + len(chunks)
 
     def quarantine(self, id: str, reason: str, inode: int | None = None) -> bool:
