@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from emblema.link.lanes import Lane
+from emblema.link.miss_reasons import ADVICE, MissReason
 from emblema.link.strategies.registry import strategies
 from emblema.stream.methods import METHODS
 from tests.docs.shown import run_blocks
@@ -53,6 +54,13 @@ def test_the_page_on_security_names_tests_that_are_there() -> None:
         named = re.findall(r"`((?:\w+/)+\w+(?:\.py)?)`", row.rsplit(" | ", 1)[1])
         assert named, f"no test holds: {row[:60]}"
         assert all((ROOT / "tests" / name).exists() for name in named), named
+
+
+def test_the_page_on_troubleshooting_says_of_each_reason_what_the_code_does() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text().partition("| Reason |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", page, re.MULTILINE)
+    assert rows == [(reason.value, advice.cause, advice.change) for reason, advice in ADVICE.items()]
+    assert [reason for reason, _, _ in rows] == [*MissReason]
 
 
 def test_messages_on_the_page_on_troubleshooting_are_those_of_the_code() -> None:

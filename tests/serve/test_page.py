@@ -81,3 +81,4 @@ def test_a_reply_tells_the_rows_of_every_picture(server: Running) -> None:
     [[rows, lane]] = reply["emblema"]["parts"]
     assert 64 <= rows < reply["usage"]["prompt_tokens"] and lane == Lane.LEADING, lane
     assert full["emblema"]["parts"] == []
+    assert reply["emblema"]["misses"] == [] and full["emblema"]["misses"] == [[0, rows, "strategy", "full"]]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from emblema.cli import ask, check, demo, engine_serve, listing, policy, serve, store, stream
+from emblema.cli import ask, check, demo, engine_serve, listing, policy, serve, store, stream, why
 
 app = typer.Typer(
     name="emblema",
@@ -21,6 +21,7 @@ app.command()(check.check)
 app.command()(listing.models)
 app.command()(listing.strategies)
 app.command()(policy.policy)
+app.command()(why.why)
 app.command()(serve.serve)
 app.add_typer(serve.keys, name="keys")
 for engine_command in (engine_serve.vllm_serve, engine_serve.sglang_serve):

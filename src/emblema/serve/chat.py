@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 
 from emblema.engine.generation import GenerateRequest
 from emblema.errors import MediaError
+from emblema.link.miss_log import MOST_MISSES
 from emblema.link.strategies.auto import bounded
 from emblema.serve.client_body import ClientBody
 from emblema.serve.collections import retrieval_of
@@ -125,7 +126,9 @@ async def respond(
 
     def note(finished: Reply) -> None:
         service.metrics.note(finished, time.perf_counter() - began)
-        request.state.lane = finished.usage.lane
+        usage = finished.usage
+        request.state.lane, request.state.rows = usage.lane, usage.prompt_tokens
+        request.state.misses = [miss.data for miss in usage.misses][:MOST_MISSES]
 
     answer = Answer(form, choices, note)
     deadline = service.settings.deadline

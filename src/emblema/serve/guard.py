@@ -83,6 +83,8 @@ class Guard:
                 "request": id, "method": method, "path": scope["path"][:200], "status": status,
                 "seconds": round(time.perf_counter() - began, 4), "bytes": body.bytes, "lane": state.get("lane"),
             }  # fmt: skip
+            if "misses" in state:
+                line |= {"rows": state["rows"], "misses": state["misses"]}
             _LOG.info(json.dumps(line))
             if server is not None:
                 # The route's own path, so that clients cannot make names.

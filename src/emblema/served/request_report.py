@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
+from emblema.link.miss_log import request_line
 from emblema.link.miss_reasons import Cause, MissReason
 from emblema.link.misses import Miss, find_misses
 from emblema.served.model_spec import ModelSpec
@@ -62,6 +64,11 @@ def plain_report(
         "remark": reason,
         "misses": [miss.data for miss in misses],
     }
+
+
+def report_line(request: str, report: Mapping[str, Any]) -> str:
+    """Return the line of a log that tells of a request what its report does, without its remark."""
+    return request_line(request, report["prompt_tokens"], report["strategy"], report["misses"])
 
 
 def _misses(plan: RequestPlan) -> tuple[Miss, ...]:

@@ -154,7 +154,9 @@ class Linker:
             if finite:
                 unsure = plan, linked.logits
                 why = f"computed in full: the two likeliest first tokens differed by {answer.margin:.2f} only"
-                answer.whole = answer.whole or Cause(MissReason.UNSURE, f"margin {answer.margin:.4g} of {plan.least_margin:.4g}")
+                answer.whole = answer.whole or Cause(
+                    MissReason.UNSURE, f"margin {answer.margin:.4g} of {plan.least_margin:.4g}"
+                )
             elif plan.strategy == Full().name:
                 raise ModelError(
                     "the model's logits are not finite, with every row computed: use another dtype or model"

@@ -14,7 +14,7 @@ from emblema.served.captures import CaptureQueue, ChunkCapture
 from emblema.served.keeping import PieceKeeper
 from emblema.served.model_spec import ModelSpec
 from emblema.served.request_plan import RequestPlan
-from emblema.served.request_report import plain_report, report_of
+from emblema.served.request_report import plain_report, report_line, report_of
 from emblema.served.spans import StepRows
 from emblema.sglang.batch_rewriter import RewrittenBatch, may_rewrite, rewrite_batch, share_runs, solo_batch
 from emblema.sglang.encodings import encoding_of, hand_over
@@ -91,6 +91,9 @@ class LinkedForward:
         else:
             output = stock(self._runner, batch, *given, **named)
         reports = [self._finish(batch, index, link) for index, link in enumerate(links)]
+        for name, report in zip(batch.rids, reports, strict=True):
+            if report is not None and "pieces" not in report:
+                _log.info("emblema: %s", report_line(str(name), report))
         if any(report is not None for report in reports) and output.logits_output is not None:
             output.logits_output.customized_info = {**(output.logits_output.customized_info or {}), REPORT: reports}
         return output

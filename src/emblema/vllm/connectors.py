@@ -26,6 +26,7 @@ from vllm.logger import init_logger
 from emblema.errors import EmblemaError, UnsupportedModelError
 from emblema.served.captures import CaptureQueue
 from emblema.served.model_spec import ModelSpec, anchor_of, checkpoint_folder, files_fingerprint, model_spec_of
+from emblema.served.request_report import report_line
 from emblema.served.settings import PluginSettings
 from emblema.served.shards import ShardStore
 from emblema.served.work_thread import log_failure
@@ -479,6 +480,8 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
         # What is shown by the service itself is nobody's prompt.
         if "pieces" not in (report or {}):
             self._prompts.note(plan, report)
+            if report is not None:
+                _log.info("emblema: %s", report_line(name, report))
         return False, None if report is None else {"emblema": report}
 
 

@@ -30,6 +30,13 @@ function Rows({ report, total }) {
     <p class="key">${said.map(([name, count, words]) => html`<span><i class=${name}></i>${number(count)} ${words}</span>`)}</p>`;
 }
 
+// Which pictures were computed, and why, as the report has it: number, rows, reason, detail.
+function Misses({ misses }) {
+  if (!misses?.length) return null;
+  return html`<details class="misses"><summary>${misses.length === 1 ? "1 picture" : `${misses.length} pictures`} computed: ${[...new Set(misses.map(([, , reason]) => reason.replaceAll("_", " ")))].join(", ")}</summary>
+    <ul>${misses.slice(0, 60).map(([part, rows, reason, detail]) => html`<li>Picture ${part + 1}, ${number(rows)} rows: ${reason.replaceAll("_", " ")}${detail && `, ${detail}`}</li>`)}</ul></details>`;
+}
+
 function Answer({ way, result, longest, right }) {
   const time = result?.report?.ttft_seconds;
   const verdict = result?.report && right !== null ? (result.text.trim() === right ? "right" : "wrong") : null;
@@ -38,7 +45,7 @@ function Answer({ way, result, longest, right }) {
     ${result?.error ? html`<p class="error" role="alert">${result.error}</p>` : html`<p class=${`text ${verdict || ""}`}>${result ? result.text || (result.report ? "(no text)" : "…") : " "}${verdict && html` <span role="img" aria-label=${verdict}>${verdict === "right" ? "✓" : "✗"}</span>`}</p>`}
     <div class="bar"><span class=${way.strategy} style=${`width:${time ? Math.max(1, (100 * time) / longest) : 0}%`}></span></div>
     <p class="time">${time ? `${seconds(time)} to the first token` : result?.running ? "running …" : " "}</p>
-    ${result?.report && html`<${Rows} report=${result.report} total=${result.total} />${result.report.remark && html`<p class="warning" role="alert">${result.report.remark}</p>`}`}
+    ${result?.report && html`<${Rows} report=${result.report} total=${result.total} /><${Misses} misses=${way.strategy === "full" ? [] : result.report.misses} />${result.report.remark && html`<p class="warning" role="alert">${result.report.remark}</p>`}`}
   </section>`;
 }
 
