@@ -169,6 +169,20 @@ def test_an_order_is_changed_and_a_link_restores_it(browser: Any, atlas_server: 
         expect(again.page.locator(".opening")).to_contain_text("more pages , number")
 
 
+def test_it_says_which_pictures_were_computed_and_why(browser: Any, atlas_server: Running) -> None:
+    with Shown(browser, atlas_server) as shown:
+        shown.add("map-19.png", "map-01.png")
+        shown.page.get_by_label("make a new order ready").uncheck()
+        shown.ask.click()
+        assert len(shown.texts) == 3
+        expect(shown.page.locator(".answer.full .misses")).to_have_count(0)
+        told = shown.page.locator(".answer.auto .misses")
+        expect(told).to_contain_text("1 picture computed: costs")
+        told.locator("summary").click()
+        expect(told).to_contain_text("Picture 2, 66 rows: costs, a second pass would cost as much")
+        assert not shown.violations() and shown.fits() and not shown.faults
+
+
 def test_the_keyboard_alone_asks_a_question(browser: Any, atlas_server: Running) -> None:
     with Shown(browser, atlas_server) as shown:
 

@@ -36,6 +36,27 @@ def test_terms_by_age_and_by_use(tmp_path: Path) -> None:
         assert name(1) not in view, "expired: used, not kept"
 
 
+def test_how_a_piece_left_is_known_until_it_is_put_again(tmp_path: Path) -> None:
+    clock = Clock()
+    with opened(tmp_path, settings=StoreSettings(clock=clock)) as store:
+        view, other = store.tenant(), store.tenant(b"other")
+        view.put(numbered(1), Terms(seconds=100))
+        view.put(numbered(2))
+        view.flush()
+        assert view.absence(name(3)).departure is None and view.absence(name(3)).models == (numbered(1).model,)
+        clock.now += 101
+        assert view.find(name(1)) is None and view.absence(name(1)).departure == "expired"
+        assert view.delete(name(2)) and view.absence(name(2)).departure == "deleted"
+        assert other.absence(name(1)).departure is None and other.absence(name(1)).models == ()
+        view.put(numbered(1))
+        assert view.find(name(1)) is not None
+    with Store(device_bytes=2 * ONE) as store:
+        view = store.tenant()
+        for number in (1, 2, 3):
+            view.put(numbered(number))
+        assert view.absence(name(1)).departure == "evicted" and view.absence(name(4)).departure is None
+
+
 def test_terms_outlast_a_restart(tmp_path: Path) -> None:
     clock = Clock()
     with opened(tmp_path, settings=StoreSettings(clock=clock)) as store:
