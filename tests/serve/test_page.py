@@ -1,9 +1,12 @@
 """The page on the service: its commands and its Python do what they say, against a server that runs."""
 
+import io
 import json
+import logging
 import re
 import shutil
 import subprocess
+from contextlib import ExitStack
 from importlib.resources import files
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from emblema.link.lanes import Lane
+from emblema.link.miss_log import summarize
 from tests.serve.sent import settled
 from tests.serve.servers import Running
 
@@ -66,8 +70,15 @@ def test_the_browser_page_keeps_to_itself(server: Running) -> None:
             assert http.get(f"/page/{script}").headers["content-type"].startswith("text/javascript")
 
 
-def test_a_reply_tells_the_rows_of_every_picture(server: Running) -> None:
-    with server.http() as http:
+def test_a_reply_and_the_log_tell_the_rows_of_every_picture(server: Running) -> None:
+    log = io.StringIO()
+    handler, logger = logging.StreamHandler(log), logging.getLogger("emblema.serve")
+    logger.addHandler(handler)
+    last_level = logger.level
+    logger.setLevel(logging.INFO)
+    with server.http() as http, ExitStack() as last:
+        last.callback(logger.setLevel, last_level)
+        last.callback(logger.removeHandler, handler)
         form = {"file": ("map.png", (DEMO / "map-01.png").read_bytes())}
         id = http.post("/v1/files", data={"purpose": "user_data"}, files=form).json()["id"]
         settled(http, f"/v1/files/{id}")
@@ -82,3 +93,6 @@ def test_a_reply_tells_the_rows_of_every_picture(server: Running) -> None:
     assert 64 <= rows < reply["usage"]["prompt_tokens"] and lane == Lane.LEADING, lane
     assert full["emblema"]["parts"] == []
     assert reply["emblema"]["misses"] == [] and full["emblema"]["misses"] == [[0, rows, "strategy", "full"]]
+    told = summarize(io.BytesIO(log.getvalue().encode()))
+    assert told.requests == 2 and told.rows == sum(each["usage"]["prompt_tokens"] for each in (reply, full))
+    assert told.missed == {"strategy": rows} and "moon" not in log.getvalue()
