@@ -25,8 +25,12 @@ class Origin:
     @classmethod
     def of(cls, picture: Image.Image) -> "Origin":
         """Return the origin of a picture: that which it has, or itself."""
-        sides = struct.pack("<QQ", *picture.size)
-        return cls.noted(picture) or cls(blake3(sides + picture.tobytes()).digest())
+        found = cls.noted(picture)
+        if found is not None:
+            return found
+        hasher = blake3(struct.pack("<QQ", *picture.size))
+        hasher.update(picture.tobytes())
+        return cls(hasher.digest())
 
     def note(self, scaled: Image.Image) -> Image.Image:
         """Return a scaled picture, which has this origin from now on, and no other data beside its pixels."""
