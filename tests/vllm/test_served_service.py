@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from PIL import Image
 
+from emblema.link.miss_log import summarize
+from emblema.link.miss_reasons import MissReason
 from emblema.serve.keys import KeyRing
 from tests.serve.conftest import QUESTION, asked, data_url, pngs
 from tests.serve.engines import ServedEngine, served
+from tests.serve.sent import png_of
 
 __all__ = ["pngs"]
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "vllm.md"
@@ -190,3 +195,15 @@ def test_tenants_reach_none_of_vllm_s_other_routes(server: ServedEngine, http: d
             assert (without.status_code != 401) == (path in open), path
             if path not in (*open, *offered) and not path.startswith(("/v1/files", "/v1/caches")):
                 assert http["one"].request(method, place).status_code == 404, path
+
+
+def test_the_log_tells_why_pictures_were_computed(server: ServedEngine, http: dict[str, httpx.Client]) -> None:
+    pixels = np.random.default_rng().integers(0, 256, (224, 224, 3), dtype=np.uint8)
+    told = linking(http["three"], asked([png_of(Image.fromarray(pixels))]))
+    assert told["misses"] == [[0, told["media_tokens"], MissReason.NEW, ""]]
+    with server.log.open("rb") as log:
+        summary = summarize(log)
+    assert summary.broken_lines == 0 and summary.requests > 1
+    assert summary.missed[MissReason.NEW] >= told["media_tokens"] and summary.rows > summary.missed.total()
+    lines = [line for line in server.log.read_text(errors="replace").splitlines() if "misses" in line]
+    assert not [line for line in lines if QUESTION in line]
