@@ -88,7 +88,7 @@ def sizes_table() -> Table:
     return Table(
         "sizes",
         "Chunks where layers keep a state, at the shapes of published models",
-        "In bfloat16; FLOPs of prefilling a chunk, of scanning its rows again, and of setting its maps.",
+        "In bfloat16, maps in eight bits; FLOPs of prefilling a chunk, of scanning its rows, and of setting its maps.",
         ("model", "tokens", "KV MB", "rows MB", "map MB", "map from", "prefill TFLOP", "scan TFLOP", "map TFLOP"),
         tuple(rows),
     )
@@ -111,7 +111,11 @@ def layers_of(shape: TextShape) -> tuple[LayerLayout, LayerLayout, int]:
     heads = (shape.key_heads, int(config.head_dim))
     own = 3 * _weights(mixer) + _weights(attention)
     fed = 3 * shape.hidden * shape.intermediate * shape.experts
-    return linear_layout(mixer), LayerLayout(heads, heads, None), shape.layers // 4 * own + shape.layers * fed
+    return (
+        linear_layout(mixer, torch.bfloat16),
+        LayerLayout(heads, heads, None),
+        shape.layers // 4 * own + shape.layers * fed,
+    )
 
 
 def _weights(module: nn.Module) -> int:

@@ -14,6 +14,7 @@ from benchmarks.cost.timing import Pace, interleaved
 from emblema.engine.engine import Engine
 from emblema.errors import EmblemaError
 from emblema.kv.chunk import Chunk, Encoded
+from emblema.kv.compact_map import CompactMap
 from emblema.kv.keys import ArtifactKey
 from emblema.kv.layout import LayerLayout, LayerRows, MappedRows, StateMap
 from emblema.kv.patch import Factors, LayerPatch, Patch
@@ -166,7 +167,8 @@ class CostSubject:
         own = self.numbers(state.heads, state.key_width, state.value_width)
         decay = self.numbers(state.heads, state.key_width, state.key_width) / (2 * state.key_width**0.5)
         each = StateMap(layout.front, tokens, own, decay, torch.arange(state.heads, device=self.device))
-        return MappedRows(rows.keys, rows.values, (each,), layout.edge)
+        held = CompactMap.of(each) if layout.compact else each
+        return MappedRows(rows.keys, rows.values, (held,), layout.edge)
 
     def knowledge(self) -> Knowledge:
         """Return what a strategy may ask of the engine's store, without kept prompts."""

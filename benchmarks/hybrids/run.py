@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from benchmarks.cost.states import SHAPES, layers_of, sizes_table
@@ -15,8 +16,9 @@ from benchmarks.hybrids.hypic import SEAM
 from benchmarks.recordfile import RecordFile
 from benchmarks.tasks.prompts import SETTINGS, forget, pieces
 from emblema.engine.engine import Engine
-from emblema.kv.chunk import Chunk
-from emblema.kv.layout import LayerLayout
+from emblema.kv.compact_map import CompactMap
+from emblema.kv.layout import LayerLayout, LayerRows, MappedRows
+from emblema.models.linear_attention import find_state_mixer, linear_layout
 
 MODEL = "reference-hybrid"
 HYPIC = f"hypic-{SEAM}"
@@ -30,12 +32,14 @@ HALF, WHOLE = 2, 4
 def measure(items: int, seed: int, load: Callable[[str], Engine], listing: Path, screen: Console) -> dict[str, Any]:
     """Measure all methods on fresh items of `maps` and write the figures' file.
 
-    Records lie beside the file, and a killed run goes on from these.
+    The model computes in float32, and its chunks are kept as those of a model that computes in 16 bits. Records lie
+    beside the file, and a killed run goes on from these.
     """
     with (
         load(MODEL) as engine,
         RecordFile(listing.with_suffix(".records.jsonl"), FidelityRecord) as records,
     ):
+        keep_compact(engine)
         source = TaskSource("maps", kinds=(KIND,))
         bench = FidelityRun(engine, MODEL, FidelityOptions(STRATEGIES, SETTINGS, items, seed), records)
         bench.run([source], screen)
@@ -46,6 +50,15 @@ def measure(items: int, seed: int, load: Callable[[str], Engine], listing: Path,
     found["shapes"] = shapes()
     write_figures(found, listing)
     return found
+
+
+def keep_compact(engine: Engine) -> None:
+    """Have maps of an engine's chunks kept in eight bits a number."""
+    adapter = engine.adapter
+    adapter.layouts = tuple(
+        linear_layout(find_state_mixer(layer), torch.bfloat16) if layout.kind == "linear" else layout
+        for layer, layout in zip(adapter.layers, adapter.layouts, strict=True)
+    )
 
 
 def shapes(tokens: int = 1000) -> list[dict[str, Any]]:
@@ -69,7 +82,7 @@ def chunk_bytes(engine: Engine, source: TaskSource, seed: int) -> dict[str, int]
         "tokens": chunk.tokens,
         "attention": HALF * attention,
         "rows": HALF * chunk.tokens * sum(layout.features for layout in layouts),
-        BLIND: HALF * numbers_kept(chunk),
+        BLIND: sum(bytes_kept(rows) for rows in chunk.rows),
         HYPIC: HALF * attention + WHOLE * sum(state_numbers(layout) for layout in layouts),
     }
     for rank in (1, 2, 4):
@@ -80,9 +93,14 @@ def chunk_bytes(engine: Engine, source: TaskSource, seed: int) -> dict[str, int]
     return found
 
 
-def numbers_kept(chunk: Chunk) -> int:
-    """Return how many numbers the chunk keeps; heads that forget keep no operator."""
-    return sum(tensor.numel() for rows in chunk.rows for tensor in rows.tensors if tensor.is_floating_point())
+def bytes_kept(rows: LayerRows) -> int:
+    """Return the bytes of a layer's rows where numbers take 16 bits; heads that forget keep no operator."""
+    held = HALF * (rows.keys.numel() + rows.values.numel())
+    for each in rows.maps if isinstance(rows, MappedRows) else ():
+        if isinstance(each, CompactMap):
+            held += HALF * each.diagonal.numel()
+            held += sum(part.nbytes for part in (each.own, each.decay, each.own_scales, each.decay_scales))
+    return held
 
 
 def state_numbers(layout: LayerLayout) -> int:

@@ -127,4 +127,4 @@ def test_chunks_at_published_shapes_take_what_the_layouts_say() -> None:
     found = {(row[0], row[1]): row[2:] for row in table.rows}
     kv, rows, maps, first = found["Qwen3.5-9B", 1000][:4]
     assert (kv, rows) == (32.768, 396.288)
-    assert maps == 2 * 24 * (32 * 128 * 256 + 9 * 8256) / 1e6 and first == 137
+    assert maps == 24 * (32 * 128 * (256 + 10) + 2 * 9 * 8256) / 1e6 and first == 75

@@ -164,9 +164,10 @@ def test_rows_of_linear_attention_are_as_large_as_the_documents_say() -> None:
 
     config = Qwen3_5TextConfig()
     with torch.device("meta"):
-        layout = linear_layout(Qwen3_5GatedDeltaNet(config, 0))
+        layout = linear_layout(Qwen3_5GatedDeltaNet(config, 0), torch.bfloat16)
     linear = config.layer_types.count("linear_attention")
     assert linear * layout.features * 2 == 396_288
+    assert linear * layout.map_numbers * 2 == 29_715_456
     heads = LayerLayout(*2 * ((config.num_key_value_heads, config.head_dim),), None)
     assert (len(config.layer_types) - linear) * heads.features * 2 == 32_768
 

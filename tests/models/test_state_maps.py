@@ -12,6 +12,7 @@ from torch import Tensor
 
 from emblema.errors import ModelError
 from emblema.kv.chunk import Encoded
+from emblema.kv.compact_map import CompactMap
 from emblema.kv.device import default_device
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows, MappedRows, StateMap, StateShape
 from emblema.kv.rotation import relocate
@@ -212,6 +213,36 @@ def test_maps_in_bfloat16_answer_as_maps_in_float32() -> None:
         table, left = filled(adapter, prompt, [(1, chunk, rows)])
         found.append(adapter.logits(adapter.forward(prompt.batch(left), table))[5:])
     assert 0 < difference(found[1], found[0]) < 5e-3
+
+
+def test_compact_maps_lose_less_than_computing_in_16_bits_does() -> None:
+    """Three chunks, blind: the same weights in float32, with maps whole and in eight bits, and run in bfloat16."""
+    whole, chunks = adapter_on("qwen3_5"), [chunk_of("qwen3_5", seed) for seed in range(3)]
+    compact = Adapter(slow_model("qwen3_5"))
+    compact.layouts = tuple(replace(layout, compact=layout.kind == "linear") for layout in whole.layouts)
+    model, _ = CASES["qwen3_5"].build(0)
+    half = Adapter(rounded(slow_model("qwen3_5"), model))
+    least = [LEAST if layout.kind == "linear" else None for layout in half.layouts]
+    half.layouts = tuple(replace(layout, mapped_from=own) for layout, own in zip(half.layouts, least, strict=True))
+    found, kinds = [], []
+    for adapter in (whole, compact, half):
+        text = [adapter.encode_text(words(count, count)) for count in (5, 6)]
+        given = [replace(chunk, embeds=chunk.embeds.to(adapter.dtype)) for chunk in chunks]
+        captured = [(place, chunk, adapter.capture(chunk)) for place, chunk in enumerate(given, 1)]
+        prompt = compose(adapter, [text[0], *given, text[1]])
+        table, rows = filled(adapter, prompt, captured)
+        kinds.append({type(own.maps[0]) for own in captured[0][2] if isinstance(own, MappedRows)})
+        found.append(adapter.logits(adapter.forward(prompt.batch(rows), table))[5:])
+    assert kinds == [{StateMap}, {CompactMap}, {CompactMap}]
+    assert 0 < difference(found[1], found[0]) < difference(found[2], found[0])
+
+
+def rounded(source: Any, model: Any) -> Any:
+    """A model of the same shapes in bfloat16, with the weights of another."""
+    with torch.no_grad():
+        for own, given in zip(model.parameters(), source.parameters(), strict=True):
+            own.data = given.detach().to(torch.bfloat16)
+    return model
 
 
 def test_a_map_of_heads_that_forget_has_no_decay_of_theirs() -> None:

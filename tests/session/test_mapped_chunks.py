@@ -10,6 +10,7 @@ from torch import Tensor
 
 from emblema import Engine, Policy, Store
 from emblema.kv.chunk import Chunk
+from emblema.kv.compact_map import CompactMap
 from emblema.kv.layout import MappedRows
 from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.query import QueryStrategy
@@ -20,12 +21,12 @@ from tests.models.test_state_maps import slow_model
 NAME = "qwen3_5"
 
 
-def engine_on(mapped: bool = True, store: Store | None = None) -> Engine:
+def engine_on(mapped: bool = True, store: Store | None = None, compact: bool = False) -> Engine:
     """An engine that keeps chunks as maps however short they are, or as rows however long."""
     item = loaded(NAME)
     own = Engine(slow_model(NAME), item.bundle, store=store, policy=Policy.quiet())
     own.adapter.layouts = tuple(
-        replace(layout, mapped_from=10 if mapped else None) if layout.kind == "linear" else layout
+        replace(layout, mapped_from=10 if mapped else None, compact=compact) if layout.kind == "linear" else layout
         for layout in own.adapter.layouts
     )
     return own
@@ -132,22 +133,40 @@ def damage(folder: Path, tensor: str) -> int:
     return count
 
 
-@pytest.mark.parametrize("tensor", ["layers.0.own", "layers.2.decay", "layers.2.heads", "layers.0.keys"])
+@pytest.mark.parametrize(
+    "tensor",
+    ["layers.0.own", "layers.2.decay", "layers.2.heads", "layers.0.keys", "layers.0.own.scales", "layers.2.diagonal"],
+)
 def test_maps_are_on_disk_and_damaged_ones_are_made_again(tmp_path: Path, tensor: str) -> None:
+    compact = tensor.endswith(("scales", "diagonal"))
     with Store(tmp_path) as store:
-        own = engine_on(store=store)
+        own = engine_on(store=store, compact=compact)
         expected, held = linked(own, "blind"), {chunk.id: chunk.bytes for chunk in pictures(own)}
         store.flush()
     with Store(tmp_path) as store:
-        again = engine_on(store=store)
+        again = engine_on(store=store, compact=compact)
         assert {chunk.id: chunk.bytes for chunk in pictures(again)} == held
         found = linked(again, "blind")
         assert found.usage.recaptured_tokens == 0 and torch.equal(found.logits, expected.logits)
     assert damage(tmp_path, tensor) == 3
     with Store(tmp_path) as store:
-        found = linked(engine_on(store=store), "blind")
+        found = linked(engine_on(store=store, compact=compact), "blind")
         assert found.usage.recaptured_tokens == 3 * 18
         assert torch.equal(found.logits, expected.logits)
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_maps_that_were_stored_in_the_other_form_are_taken_as_they_are(tmp_path: Path, compact: bool) -> None:
+    """Folders from before there were compact maps open."""
+    with Store(tmp_path) as store:
+        expected = linked(engine_on(store=store, compact=compact), "blind")
+        store.flush()
+    with Store(tmp_path) as store:
+        own = engine_on(store=store, compact=not compact)
+        found = linked(own, "blind")
+        maps = [rows.maps[0] for rows in pictures(own)[0].rows if isinstance(rows, MappedRows)]
+        assert found.usage.recaptured_tokens == 0 and torch.equal(found.logits, expected.logits)
+        assert {isinstance(each, CompactMap) for each in maps} == {compact}
 
 
 def test_chunks_that_were_stored_as_rows_are_taken_as_rows(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """How one decoder layer keeps its rows: head counts, widths, and which band of a row is rotated."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -55,7 +55,8 @@ class LayerLayout:
     short convolution keeps what it reads: its input channels, the first half under keys and the rest under values. Its
     output at a row depends on the inputs of that row and of the `taps - 1` before it. Linear attention keeps what its
     `state` is made of: queries and keys before its convolution, and values with the gates' numbers after them; of
-    chunks of `mapped_from` tokens or more (None: of none) it keeps a map of its state in their place (`MappedRows`).
+    chunks of `mapped_from` tokens or more (None: of none) it keeps a map of its state in their place (`MappedRows`),
+    in eight bits a number where it is `compact` (`CompactMap`), for models that compute in 16 bits.
     """
 
     keys: tuple[int, int]
@@ -65,6 +66,7 @@ class LayerLayout:
     taps: int | None = None
     state: StateShape | None = None
     mapped_from: int | None = None
+    compact: bool = False
 
     @property
     def kind(self) -> Literal["heads", "latent", "convolution", "linear"]:
@@ -96,11 +98,17 @@ class LayerLayout:
 
     @property
     def map_numbers(self) -> int:
-        """Numbers of a chunk of linear attention that is kept as a map, at most: heads may forget."""
+        """Numbers of a chunk of linear attention that is kept as a map, at most: heads may forget.
+
+        A compact map's are counted in 16 bits: two of its matrices' make one, a scale is two, the diagonal's are whole.
+        """
         if self.state is None:
             return 0
-        square = self.state.key_width * (self.state.key_width + self.state.value_width)
-        return self.state.heads * square + (self.front + self.edge) * self.features
+        keys, values = self.state.key_width, self.state.value_width
+        square, beside = keys * (keys + values), (self.front + self.edge) * self.features
+        if not self.compact:
+            return self.state.heads * square + beside
+        return self.state.heads * (square // 2 + 2 * (keys + values) + keys) + beside
 
     def is_mapped(self, tokens: int) -> bool:
         """Return whether a chunk of so many tokens keeps a map of its state here, in place of its rows."""
@@ -174,21 +182,36 @@ class StateMap:
     heads: Tensor
 
     @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """All that is kept."""
         return self.own, self.decay, self.heads
 
-    def at(self, start: int) -> "StateMap":
-        """Return the same map of rows that begin at `start`."""
-        return StateMap(start, start + self.stop - self.start, *self.tensors)
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the matrices are of in use."""
+        return self.own.dtype
 
-    def with_tensors(self, tensors: Sequence[Tensor]) -> "StateMap":
+    @staticmethod
+    def shapes(state: StateShape, kept: int) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of `tensors` for a state of which so many heads are not forgotten."""
+        keys = state.key_width
+        return (state.heads, keys, state.value_width), (kept, keys, keys), (kept,)
+
+    def at(self, start: int) -> Self:
+        """Return the same map of rows that begin at `start`."""
+        return replace(self, start=start, stop=start + self.stop - self.start)
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
         """Return the same with other tensors, in the order of `tensors`."""
-        return StateMap(self.start, self.stop, *tensors)
+        return type(self)(self.start, self.stop, *tensors)
+
+    def matrices(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return `own` and `decay` in a floating dtype."""
+        return self.own.to(dtype), self.decay.to(dtype)
 
     def apply(self, state: Tensor) -> Tensor:
         """Return what becomes of a state [1, heads, key width, value width], in its dtype."""
-        decay, own = self.decay.to(state), self.own.to(state)
+        own, decay = self.matrices(state.dtype)
         if len(self.heads) == state.shape[1]:
             return torch.baddbmm(own, decay, state[0])[None]
         return own.index_add(0, self.heads, decay @ state[0, self.heads])[None]
@@ -198,8 +221,9 @@ class StateMap:
         common = sorted({*self.heads.tolist()} & {*first.heads.tolist()})
         heads = torch.tensor(common, dtype=torch.int64, device=self.heads.device)
         places = [torch.searchsorted(held.heads, heads) for held in (self, first)]
-        decay, stop = self.decay[places[0]] @ first.decay[places[1]], first.stop + self.stop - self.start
-        return StateMap(first.start, stop, self.apply(first.own[None])[0], decay, heads)
+        (own, before), (_, decay) = first.matrices(self.dtype), self.matrices(self.dtype)
+        stop = first.stop + self.stop - self.start
+        return StateMap(first.start, stop, self.apply(own[None])[0], decay[places[0]] @ before[places[1]], heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +253,10 @@ class MappedRows(LayerRows):
         return self.keys, self.values, *(tensor for each in self.maps for tensor in each.tensors)
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "MappedRows":
-        maps = (each.with_tensors(tensors[2 + 3 * n : 5 + 3 * n]) for n, each in enumerate(self.maps))
-        return MappedRows(tensors[0], tensors[1], tuple(maps), self.edge)
+        keys, values, *rest = tensors
+        given = iter(rest)
+        maps = tuple(each.with_tensors([next(given) for _ in each.tensors]) for each in self.maps)
+        return MappedRows(keys, values, maps, self.edge)
 
     def rows_held(self) -> Tensor:
         """Return which rows the keys and values are of [held] int64, in order, on the CPU."""

@@ -378,13 +378,10 @@ def _check_map(chunk: Chunk, rows: MappedRows, layout: LayerLayout, layer: int) 
     held, state = layout.front + layout.edge, layout.state
     shapes = None
     if state is not None and layout.is_mapped(chunk.tokens) and len(rows.maps) == 1:
-        kept = len(rows.maps[0].heads)
         shapes = [
             (layout.keys[0], held, layout.keys[1]),
             (layout.values[0], held, layout.values[1]),
-            (state.heads, state.key_width, state.value_width),
-            (kept, state.key_width, state.key_width),
-            (kept,),
+            *rows.maps[0].shapes(state, len(rows.maps[0].heads)),
         ]
     spans = [(each.start, each.stop) for each in rows.maps]
     heads = rows.maps[0].heads if rows.maps else None

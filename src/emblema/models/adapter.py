@@ -10,6 +10,7 @@ from torch import Tensor
 
 from emblema.errors import ModelError, PromptError, UnsupportedModelError
 from emblema.kv.chunk import Encoded
+from emblema.kv.compact_map import CompactMap
 from emblema.kv.layout import KVRows, LayerLayout, LayerRows, MappedRows
 from emblema.kv.rotation import PhaseBook, RotaryTable, move_rows
 from emblema.models.attention import (
@@ -433,8 +434,9 @@ class Adapter:
         """Return the rows of a chunk, the last of a table, as a map of the layer's state."""
         layout, stop = self.layouts[layer], table.length
         with torch.inference_mode():
-            made = self.state_scan(table).make_map(layer, stop - rows.tokens + layout.front, stop)
-        return MappedRows.of(rows, [made.at(layout.front)], layout.edge)
+            made = self.state_scan(table).make_map(layer, stop - rows.tokens + layout.front, stop).at(layout.front)
+            kept = CompactMap.of(made) if layout.compact else made
+        return MappedRows.of(rows, [kept], layout.edge)
 
     def prefill(self, encoded: Encoded, shift: int = 0) -> tuple[KVRows, Tensor]:
         """Prefill a chunk after nothing, from position `shift`: its rows and its final hidden states."""

@@ -89,10 +89,10 @@ def calibrate(
     points = torch.tensor([(0,) * axes, *fit, *check], dtype=torch.int64)
     layouts, errors = [], []
     types = layer_types(decoder, len(layers))
-    cache = _one_token_rows(decoder, points, axes, types)
+    cache, dtype = _one_token_rows(decoder, points, axes, types), _embeddings(decoder).dtype
     for index, name in enumerate(names):
         if types[index] == LINEAR:
-            layouts.append(linear_layout(find_state_mixer(layers[index])))
+            layouts.append(linear_layout(find_state_mixer(layers[index]), dtype))
             errors.append(0.0)
             continue
         if types[index] == CONVOLUTION:
@@ -141,8 +141,13 @@ def rotary_tables(decoder: Any, axes: int) -> dict[str, DecoderTable]:
     return {"default": DecoderTable(rotary, axes, None)}
 
 
+def _embeddings(decoder: Any) -> Tensor:
+    weights: Tensor = decoder.get_input_embeddings().weight
+    return weights
+
+
 def _one_token_rows(decoder: Any, points: Tensor, axes: int, types: Sequence[str]) -> DynamicCache:
-    weight = decoder.get_input_embeddings().weight
+    weight = _embeddings(decoder)
     device, dtype = weight.device, weight.dtype
     generator = torch.Generator().manual_seed(20260)
     token = torch.randn(weight.shape[1], generator=generator)

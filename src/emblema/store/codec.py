@@ -12,9 +12,10 @@ from torch import Tensor
 
 from emblema.errors import LoadError, StoreError
 from emblema.kv.chunk import Chunk, ChunkKind, Encoded
+from emblema.kv.compact_map import CompactMap
 from emblema.kv.device_copies import HostCopier
 from emblema.kv.keys import ArtifactKey, ArtifactKind
-from emblema.kv.layout import LayerRows, MappedRows, StateMap
+from emblema.kv.layout import LayerRows, MappedRows, StateMap, StateShape
 from emblema.kv.patch import Factors, LayerPatch, Patch
 from emblema.store.compression import Compression, check_compression, compress, restore
 from emblema.store.record import Array, Record, RecordHeader, RecordKind, RecordReader
@@ -39,6 +40,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 Value = TypeVar("Value")
 SLOTS = ("keys", "values")
 MAP = ("own", "decay", "heads")
+COMPACT_MAP = (*MAP, "own.scales", "decay.scales", "diagonal")
 ENCODED = ("token_ids", "positions", "visual", "groups", "embeds")
 
 
@@ -98,12 +100,15 @@ def _map_tensors(layer: MappedRows, compression: Compression) -> tuple[dict[str,
     """
     if len(layer.maps) != 1 or layer.maps[0].stop != layer.tokens:
         raise StoreError("rows that are kept as several maps of a state cannot be stored: store chunks one by one")
-    own, decay, heads = layer.maps[0].tensors
+    held = layer.maps[0]
+    number = held.diagonal if isinstance(held, CompactMap) else held.own
+    said = [held.start, layer.edge, *held.own.shape, len(held.heads), _dtype_name(number)]
+    if isinstance(held, CompactMap):
+        return dict(zip(COMPACT_MAP, held.tensors, strict=True)), said
     # Never less: a map's error stays in the state.
-    half = compression != "none" and own.dtype in (torch.float32, torch.float64)
-    kept = [tensor.bfloat16() if half else tensor for tensor in (own, decay)]
-    said = [layer.maps[0].start, layer.edge, *own.shape, len(heads), _dtype_name(own)]
-    return dict(zip(MAP, (*kept, heads), strict=True)), said
+    half = compression != "none" and held.dtype in (torch.float32, torch.float64)
+    kept = [tensor.bfloat16() if half else tensor for tensor in (held.own, held.decay)]
+    return dict(zip(MAP, (*kept, held.heads), strict=True)), said
 
 
 def chunk_kind(header: RecordHeader) -> ChunkKind:
@@ -129,7 +134,10 @@ def layer_bytes(header: RecordHeader) -> tuple[int, ...]:
                 _slot_bytes(header, f"layers.{index}.{slot}", _held(layer, tokens), *_slot(layer, slot))
                 for slot in SLOTS
             )
-            + sum(_tensor_bytes(header, f"layers.{index}.{name}", *own) for name, own in _map_shapes(layer).items())
+            + sum(
+                _tensor_bytes(header, f"layers.{index}.{name}", *own)
+                for name, own in _map_shapes(header, index, layer).items()
+            )
             for index, layer in enumerate(_layers(header))
         )
 
@@ -223,13 +231,18 @@ def _layer(reader: RecordReader, index: int, layer: Any, header: RecordHeader) -
     if "map" not in layer:
         return LayerRows(*rows)
     start, edge, *_ = layer["map"]
-    shapes = _map_shapes(layer)
-    own, decay = (
-        _to_tensor(reader, f"{name}.{part}", (NAMES[dtype], "BF16"), *shape).to(dtype)
-        for part, (shape, dtype) in ((part, shapes[part]) for part in MAP[:2])
-    )
-    heads = _to_tensor(reader, f"{name}.{MAP[2]}", ("I64",), *shapes[MAP[2]][0])
-    return MappedRows(rows[0], rows[1], (StateMap(start, tokens, own, decay, heads),), edge)
+    tensors = [
+        _map_tensor(reader, f"{name}.{part}", shape, dtype)
+        for part, (shape, dtype) in _map_shapes(header, index, layer).items()
+    ]
+    kind = CompactMap if len(tensors) == len(COMPACT_MAP) else StateMap
+    return MappedRows(rows[0], rows[1], (kind(start, tokens, *tensors),), edge)
+
+
+def _map_tensor(reader: RecordReader, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a tensor of a map in its dtype in memory; one of a floating dtype may be stored in bfloat16."""
+    kept = (NAMES[dtype], "BF16") if dtype.is_floating_point else (NAMES[dtype],)
+    return _to_tensor(reader, name, kept, *shape).to(dtype)
 
 
 def _rows(
@@ -282,7 +295,12 @@ def _layers(header: RecordHeader) -> list[Any]:
     names = header.sizes.keys()
     _require(isinstance(layers, list) and len(layers) + deepstack <= len(names), "it lacks tensors")
     slots = {f"layers.{index}.{slot}" for index in range(len(layers)) for slot in SLOTS}
-    maps = {f"layers.{index}.{name}" for index, layer in enumerate(layers) for name in MAP if "map" in layer}
+    maps = {
+        f"layers.{index}.{name}"
+        for index, layer in enumerate(layers)
+        if "map" in layer
+        for name in _map_names(header, index)
+    }
     called = {*ENCODED, *slots, *maps, *(f"deepstack.{index}" for index in range(deepstack))}
     _require(called <= names <= called | {f"{slot}.scales" for slot in slots}, "it lacks tensors or holds others")
     return list(layers)
@@ -300,14 +318,23 @@ def _held(layer: Any, tokens: int) -> int:
     return int(start + edge)
 
 
-def _map_shapes(layer: Any) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def _map_names(header: RecordHeader, index: int) -> tuple[str, ...]:
+    """Return the names of the tensors of a layer's map; those of a compact one where it has any of them."""
+    compact = any(f"layers.{index}.{name}" in header.sizes for name in COMPACT_MAP[len(MAP) :])
+    return COMPACT_MAP if compact else MAP
+
+
+def _map_shapes(header: RecordHeader, index: int, layer: Any) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Return the shape and dtype in memory of each tensor of a layer's map; none where it has none."""
     if "map" not in layer:
         return {}
-    heads, keys, values, kept, dtype = layer["map"][2:]
-    number = DTYPES[dtype]
-    shapes = ((heads, keys, values), (kept, keys, keys), (kept,))
-    return dict(zip(MAP, zip(shapes, (number, number, torch.int64), strict=True), strict=True))
+    *shape, kept, dtype = layer["map"][2:]
+    number, names, state = DTYPES[dtype], _map_names(header, index), StateShape(*shape)
+    shapes, dtypes = StateMap.shapes(state, kept), [number, number, torch.int64]
+    if names == COMPACT_MAP:
+        scale = torch.float32
+        shapes, dtypes = CompactMap.shapes(state, kept), [torch.int8, torch.int8, torch.int64, scale, scale, number]
+    return dict(zip(names, zip(shapes, dtypes, strict=True), strict=True))
 
 
 def _slot(layer: Any, slot: str) -> tuple[int, int, torch.dtype]:

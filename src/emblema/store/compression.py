@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from emblema.errors import StoreError
+from emblema.kv.compact_map import to_int8
 
 Compression = Literal["none", "bf16", "fp8", "int8"]
 
 COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
 FP8_LARGEST = 448.0
-INT8_LARGEST = 127.0
 
 
 def check_compression(name: str) -> Compression:
@@ -40,15 +40,14 @@ def compress(rows: Tensor, compression: Compression) -> tuple[Tensor, Tensor | N
             return rows, None
         narrow = rows.to(torch.bfloat16)
         return (narrow if torch.equal(narrow.isfinite(), rows.isfinite()) else rows), None
-    limit = FP8_LARGEST if compression == "fp8" else INT8_LARGEST
+    if compression == "int8":
+        found = to_int8(rows)
+        return (rows, None) if found is None else found
     exact = rows.float()
-    scales = (exact.abs().amax(dim=1) / limit).clamp_min(torch.finfo(torch.float32).tiny)
-    if not bool((scales * limit).isfinite().all()):
+    scales = (exact.abs().amax(dim=1) / FP8_LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
+    if not bool((scales * FP8_LARGEST).isfinite().all()):
         return rows, None
-    scaled = (exact / scales[:, None]).clamp_(-limit, limit)
-    if compression == "fp8":
-        return scaled.to(torch.float8_e4m3fn), scales
-    return scaled.round_().to(torch.int8), scales
+    return (exact / scales[:, None]).clamp_(-FP8_LARGEST, FP8_LARGEST).to(torch.float8_e4m3fn), scales
 
 
 def restore(stored: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
