@@ -13,8 +13,8 @@ class Lane(StrEnum):
 
     Rows of the lanes up to `fresh` are as the model's own forward or the prompt gives them; `survivor` rows were
     written in a window after other antecedents than now. `patch` takes stored rows with the patch for these
-    antecedents. `query` takes rows blind and computes those again that the question attends most. `full` computes the
-    rows in place.
+    antecedents. `query` takes rows blind and computes those again that the question attends most. `changed` does so
+    with the rows of a picture that differs little, and computes those that differ. `full` computes the rows in place.
     """
 
     PREFIX = "prefix"
@@ -24,10 +24,11 @@ class Lane(StrEnum):
     FRESH = "fresh"
     PATCH = "patch"
     QUERY = "query"
+    CHANGED = "changed"
     FULL = "full"
 
 
-TAKEN = (Lane.PATCH, Lane.QUERY)
+TAKEN = (Lane.PATCH, Lane.QUERY, Lane.CHANGED)
 """Lanes whose fidelity has to be measured, the most faithful first."""
 JUDGED = (*TAKEN, Lane.SURVIVOR, Lane.SETTLED)
 """Lanes whose rows may differ from re-prefill's; settled ones are measured, and taken all the same."""

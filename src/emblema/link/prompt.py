@@ -15,6 +15,8 @@ from emblema.kv.chunk import Chunk
 from emblema.kv.keys import ArtifactKey, ArtifactKind
 from emblema.kv.patch import Patch
 
+Rows = tuple[int, int]
+
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
@@ -40,6 +42,27 @@ class RowState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ChangedFrom:
+    """A stored picture that a new one differs little from: its rows may serve where both are the same.
+
+    Attributes:
+        base: the stored picture's chunk, of the same tokens and positions.
+        rows: the rows of the new picture that differ, as ranges in order, counted from its start.
+        share: of the picture's cells, those that differ.
+    """
+
+    base: Chunk
+    rows: tuple[Rows, ...]
+    share: float
+
+    @property
+    def same_rows(self) -> tuple[Rows, ...]:
+        """The rows that are the same, as ranges in order."""
+        edges = [0, *(edge for rows in self.rows for edge in rows), self.base.tokens]
+        return tuple((start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop)
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkPart:
     """A chunk set into the prompt.
 
@@ -52,6 +75,7 @@ class ChunkPart:
         distrusted: of a part whose rows are not taken, rows that a window wrote after antecedents that have changed
             since; only a comparison tries them.
         repair: a patch added to rows that a window wrote when they are read, position-free.
+        changed: of a part without rows, a stored picture that it differs little from.
     """
 
     chunk: Chunk
@@ -61,6 +85,7 @@ class ChunkPart:
     kept_after_slide: bool = False
     distrusted: Chunk | None = None
     repair: Patch | None = None
+    changed: ChangedFrom | None = None
 
     @property
     def tokens(self) -> int:
@@ -78,7 +103,6 @@ class ChunkPart:
 
 
 Part = TextPart | ChunkPart
-Rows = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)

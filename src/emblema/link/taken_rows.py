@@ -277,7 +277,8 @@ class _RelocatedGroup:
         self.parts, self.layers, self._model, self._resources = parts, parts[0].layers, model, job.resources
         self._job, self._slots = job, slots
         self._held: list[tuple[Chunk, KVRows]] = []
-        known = {chunk.id: chunk for _, chunk in job.prompt.chunk_segments}
+        known = {part.changed.base.id: part.changed.base for part in job.prompt.chunk_parts if part.changed is not None}
+        known |= {chunk.id: chunk for _, chunk in job.prompt.chunk_segments}
         positions, segments, count = [], [], 0
         for part in parts:
             origin = part.origin

@@ -24,6 +24,7 @@ from emblema.models.attention import (
 from emblema.models.batch import RowBatch
 from emblema.models.batch_table import BatchTable
 from emblema.models.calibrate import CONVOLUTION, Calibration, cache_argument, calibrate, layer_types
+from emblema.models.cells import PictureCells, cells_of
 from emblema.models.encoder_pauses import pausing
 from emblema.models.families import family_of
 from emblema.models.families.base import Features, Prepared
@@ -219,6 +220,33 @@ class Adapter:
             tuple(layer.to(embeds) for layer in features.deepstack),
             self._groups(visual),
         )
+
+    def cells(self, prepared: Prepared) -> PictureCells | None:
+        """Return what the encoder reads alone of a picture; None where it reads it as a whole."""
+        return cells_of(self.kind, self.model.config, prepared)
+
+    def encode_changed(self, cells: PictureCells, changed: Sequence[int], base: Encoded) -> Encoded:
+        """Run the encoder on some cells of a picture; all else is as in another of the same shape.
+
+        Args:
+            cells: of the picture.
+            changed: those that differ; none runs nothing.
+            base: what `encode` made of the other.
+        """
+        if not changed:
+            return base
+        part = cells.cut(changed)
+        self._give_way(len(part.token_ids))
+        _, features = self.features(part)
+        order = cells.order(changed).to(self.device)
+        media = base.visual.nonzero().squeeze(1).to(self.device)
+        with torch.inference_mode():
+            embeds = base.embeds.to(self.device, copy=True)
+            embeds[media[order]] = features.media.to(embeds)
+            deepstack = tuple(layer.to(self.device, copy=True) for layer in base.deepstack)
+            for layer, own in zip(deepstack, features.deepstack, strict=True):
+                layer[order] = own.to(layer)
+        return replace(base, embeds=embeds, deepstack=deepstack)
 
     def encode_text(self, token_ids: Tensor) -> Encoded:
         """Return what the decoder is fed for a passage of text, token ids [tokens]."""

@@ -102,8 +102,9 @@ def _can_compare(runtime: PolicyRuntime, prompt: Prompt) -> bool:
     The pieces of a window are its own and never in the store.
     """
     store, parts = runtime.store, [part for part in prompt.chunk_parts if part.name]
-    canonical = (part.name for part in parts if part.state is RowState.CANONICAL)
-    return not store.deleted(part.name for part in parts) and all(name in store for name in canonical)
+    stored = [part.name for part in parts if part.state is RowState.CANONICAL]
+    stored += [part.changed.base.id for part in parts if part.changed is not None]
+    return not store.deleted(part.name for part in parts) and all(name in store for name in stored)
 
 
 def _queue_patches(

@@ -13,14 +13,18 @@ from PIL import Image
 from emblema.errors import ContextLengthError, ModelError
 from emblema.kv.chunk import Chunk, ChunkKind, Clip, Encoded, EncodedChunk
 from emblema.link.known_media import KnownMedia, MediaDigest, ShownMedia, digest_pictures
-from emblema.link.prompt import ChunkPart, RowState
+from emblema.link.mapped import is_mapped
+from emblema.link.prompt import ChangedFrom, ChunkPart, Rows, RowState
+from emblema.link.second_pass import runs_of
 from emblema.media import MediaLimits, media_bytes, segments
 from emblema.media.load import DocumentPages, load_media
 from emblema.media.settings import PLAIN, MediaSettings
 from emblema.media.video import Video
 from emblema.models.adapter import Adapter
+from emblema.models.cells import PictureCells
 from emblema.models.families.base import Prepared
 from emblema.models.prepare import Preparer
+from emblema.session.known_pictures import KnownPictures
 from emblema.store.identity import ChunkIds, owner_id
 from emblema.store.record import Terms
 from emblema.store.store import TenantStore
@@ -89,19 +93,48 @@ class PendingMedia:
     clip: Literal["video", "document"] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Encoding:
+    """What the encoder made of one piece of media.
+
+    Attributes:
+        encoded: what the decoder will be fed.
+        base: id of the stored picture that it differs little from; None for none.
+        changed: the rows that differ, as ranges in order.
+        share: of the picture's cells, those that differ.
+    """
+
+    encoded: Encoded
+    base: str | None = None
+    changed: tuple[Rows, ...] = ()
+    share: float = 0.0
+
+
 class ChunkBuilder:
     """Builds chunks on one adapter and keeps them in one tenant's store.
 
+    Args:
+        most_changed: share of a picture's cells that may differ from a stored one's for it to be made from that.
+
     Attributes:
+        pictures: the cells of the latest pictures.
         captured_tokens: rows that `build` has prefilled alone so far.
     """
 
-    def __init__(self, adapter: Adapter, preparer: Preparer | None, store: TenantStore, limits: MediaLimits) -> None:
+    def __init__(
+        self,
+        adapter: Adapter,
+        preparer: Preparer | None,
+        store: TenantStore,
+        limits: MediaLimits,
+        most_changed: float = 0.0,
+    ) -> None:
         self.adapter, self.store, self.limits = adapter, store, limits
         self._preparer = preparer
         self.captured_tokens = 0
+        self._most_changed, self.pictures = most_changed, KnownPictures(most_changed)
         # What the encoder made of media that came with prompts and are in no store yet; the oldest go first.
-        self._encodings: OrderedDict[str, Encoded] = OrderedDict()
+        self._encodings: OrderedDict[str, _Encoding] = OrderedDict()
         self._known, self._options = KnownMedia.of(store), dict[str, Any]()
 
     @property
@@ -155,9 +188,18 @@ class ChunkBuilder:
         if found is not None or self.store.deleted(pending.ids[:1]):
             self._encodings.pop(pending.ids[0], None)
             return ChunkPart(found or self._build_again(pending))
-        encoded = self._encode(pending)
+        name = pending.ids[0]
+        encoding = self._encodings.pop(name, None) or self._encode(pending)
+        self._encodings[name] = encoding
+        while sum(held.encoded.bytes for held in self._encodings.values()) > REMEMBERED_BYTES:
+            self._encodings.popitem(last=False)
+        base = None if encoding.base is None else self.stored(encoding.base)
+        if base is not None and not encoding.changed:
+            return ChunkPart(base)
         self.note_missing(pending)
-        return ChunkPart(self.handle(pending.ids[0], pending.kind, encoded), state=RowState.MISSING)
+        changed = None if base is None else ChangedFrom(base, encoding.changed, encoding.share)
+        chunk = self.handle(name, pending.kind, encoding.encoded)
+        return ChunkPart(chunk, state=RowState.MISSING, changed=changed)
 
     def _build_again(self, pending: PendingChunk) -> Chunk:
         """Build a chunk that was deleted, and note that its rows were not there."""
@@ -175,14 +217,34 @@ class ChunkBuilder:
         facets = {"kind": pending.kind, "dtype": str(adapter.dtype), "version": adapter.version, **pending.options}
         return ShownMedia(pending.ids[0], adapter.fingerprint, facets, pending.id_of, digest)
 
-    def _encode(self, pending: PendingChunk) -> Encoded:
-        """Return what the encoder makes of media that the store lacks; the latest are remembered."""
-        name = pending.ids[0]
-        encoded = self._encodings.pop(name, None) or pending.encode()
-        self._encodings[name] = encoded
-        while sum(held.bytes for held in self._encodings.values()) > REMEMBERED_BYTES:
-            self._encodings.popitem(last=False)
-        return encoded
+    def _encode(self, pending: PendingChunk) -> "_Encoding":
+        """Encode media that the store lacks; of a picture that differs little from a stored one, what differs."""
+        cells = self._cells(pending)
+        if cells is None:
+            return _Encoding(pending.encode())
+        near = self.pictures.nearest(pending.ids[0], cells.shape, cells.digests, lambda id: self.stored(id) is not None)
+        base = None if near is None else self.stored(near.id)
+        self.pictures.note(pending.ids[0], cells.shape, cells.digests)
+        if near is None or base is None:
+            return _Encoding(pending.encode())
+        encoded = self.adapter.encode_changed(cells, near.changed, base.encoded)
+        differs = torch.isin(cells.tokens, torch.tensor(near.changed, dtype=torch.int64))
+        rows = runs_of(encoded.visual.nonzero().squeeze(1)[differs])
+        return _Encoding(encoded, near.id, rows, near.share)
+
+    def _cells(self, pending: PendingChunk) -> PictureCells | None:
+        """Return the cells of a picture that may be compared with others; None for all else."""
+        if self._most_changed == 0 or pending.input is None or pending.kind not in ("image", "page"):
+            return None
+        prepared = pending.input()
+        if is_mapped(self.adapter.layouts, len(prepared.token_ids)):
+            return None
+        return self.adapter.cells(prepared)
+
+    def stored(self, id: str) -> Chunk | None:
+        """Return a chunk that the store has and that is of this model, or None."""
+        found = self.store.find(id)
+        return found if found is not None and self._fits(found) else None
 
     def handle(self, id: str, kind: ChunkKind, encoded: Encoded) -> Chunk:
         """Return a chunk as the store gives it out, whose rows are made when they are first asked for."""
@@ -303,7 +365,9 @@ class ChunkBuilder:
         found = self.find(pending)
         if found is not None:
             return found
-        encoded = pending.encode()
+        encoded, cells = pending.encode(), self._cells(pending)
+        if cells is not None:
+            self.pictures.note(pending.ids[0], cells.shape, cells.digests)
         length, context = max(encoded.tokens, encoded.span), self.adapter.context_length
         if length > context:
             raise ContextLengthError(f"a {pending.kind} takes {length} positions; the model's context holds {context}")

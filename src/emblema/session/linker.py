@@ -1,7 +1,7 @@
 """Linking: a prompt's chunks are leased, it is planned, patches are formed, the plan is run, and it is remembered."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -18,7 +18,8 @@ from emblema.link.known_media import KnownMedia
 from emblema.link.miss_reasons import Cause, MissReason
 from emblema.link.misses import find_misses
 from emblema.link.plan import LinkPlan
-from emblema.link.prompt import Prompt, RowState, TextPart
+from emblema.link.prompt import ChunkPart, Prompt, RowState, TextPart
+from emblema.link.prompt import Segment as PromptSegment
 from emblema.link.second_pass import margin_of
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Knowledge, PrefixMatch, Strategy
@@ -85,10 +86,12 @@ class Linker:
         parts = request.prompt.chunk_parts
         # Not those that a window wrote, nor those without rows.
         chunks = {part.chunk.id: part.chunk for part in parts if part.state is RowState.CANONICAL}
+        bases = {part.changed.base.id: part.changed.base for part in parts if part.changed is not None}
         repairs = {part.repair_key: part.repair for part in parts if part.state is RowState.WRITTEN and part.repair}
         recaptured, answer = 0, None
-        with self.store.lease(chunks) as lease:
+        with self.store.lease({**bases, **chunks}) as lease:
             while answer is None:
+                request = _without_lost(request, bases.keys() & set(lease.missing))
                 recaptured += self._recapture(chunks, lease)
                 context = LinkContext(knowledge, lease.rows, repairs)
                 try:
@@ -126,8 +129,8 @@ class Linker:
         """Prefill alone again what the store has lost; the encoder does not run. Return the rows that ran."""
         rows = 0
         for name in lease.missing:
-            chunk = chunks[name]
-            if not isinstance(chunk.rows, tuple):
+            chunk = chunks.get(name)
+            if chunk is not None and not isinstance(chunk.rows, tuple):
                 lease.fill(chunk, self.adapter.capture(chunk.encoded))
                 rows += chunk.tokens
         return rows
@@ -220,6 +223,15 @@ class Linker:
     def _prefixes(self, model: str) -> PrefixStore:
         """Return the exact prefixes of the model as it is now; other weights, or a LoRA adapter, are another owner."""
         return self.store.prefixes(owner_id(model, self.adapter.dtype, self.store.salt))
+
+
+def _without_lost(request: LinkRequest, lost: Collection[str]) -> LinkRequest:
+    """Return a request in which no picture is compared with stored ones that are lost."""
+
+    def kept(segment: PromptSegment, part: ChunkPart) -> ChunkPart:
+        return replace(part, changed=None) if part.changed is not None and part.changed.base.id in lost else part
+
+    return replace(request, prompt=request.prompt.map_chunks(kept)) if lost else request
 
 
 @dataclass(slots=True)

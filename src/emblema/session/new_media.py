@@ -63,6 +63,10 @@ class NewMedia:
         """Return whether media of this id came before."""
         return chunk in self._seen
 
+    def expect(self, chunk: str) -> None:
+        """Have media of an id count as seen before."""
+        self._seen[chunk] = None
+
     def capture(self, request: LinkRequest, knowledge: Knowledge) -> tuple[LinkRequest, int]:
         """Prefill alone, before a prompt is linked, the new media of which a second pass pays then.
 
@@ -86,7 +90,7 @@ class NewMedia:
 
         def with_rows(segment: Segment, part: ChunkPart) -> ChunkPart:
             chunk = stored.get(part.chunk.id)
-            return part if chunk is None else replace(part, chunk=chunk, state=RowState.CANONICAL)
+            return part if chunk is None else replace(part, chunk=chunk, state=RowState.CANONICAL, changed=None)
 
         rows = sum(chunk.tokens for chunk in new.values())
         return replace(request, prompt=prompt.map_chunks(with_rows)) if stored else request, rows

@@ -75,7 +75,7 @@ class Session:
         self._solo = solo or SoloDecoding(adapter, None if adapter.sharded else step_recorder(adapter.device))
         self._preparer = preparer
         self._defer_idle = False
-        self.chunk_builder = ChunkBuilder(adapter, preparer, store, limits)
+        self.chunk_builder = ChunkBuilder(adapter, preparer, store, limits, policy.changed)
         self.prompt_reader = PromptReader(preparer, limits.text_bytes)
         self.policy_runtime = PolicyRuntime(adapter, store, policy, patch_worker)
         self.linker = Linker(adapter, store, self.policy_runtime)
@@ -247,6 +247,9 @@ class Session:
             for chunk in pending:
                 if chunk.ids[0] not in made:
                     made[chunk.ids[0]] = ChunkPart(builder.build(chunk)) if prefill_media else builder.part_of(chunk)
+                if builder.pictures.is_alike(chunk.ids[0]):
+                    # The next one like it finds this one stored.
+                    self.policy_runtime.new_media.expect(chunk.ids[0])
             parts = [made[chunk.ids[0]] for chunk in pending]
             # Rows on a slower tier are loaded while the prompt's next media are encoded and prefilled.
             self.store.prefetch(part.chunk.id for part in parts if part.state is RowState.CANONICAL)

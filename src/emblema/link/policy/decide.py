@@ -1,6 +1,6 @@
 """What `auto` decides: for every chunk of a prompt the cheapest way that keeps the policy's bounds. No model."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from emblema.kv.chunk import Chunk
@@ -10,12 +10,14 @@ from emblema.link.miss_reasons import MissReason
 from emblema.link.plan import PatchUse
 from emblema.link.policy.expectations import Costs
 from emblema.link.policy.policy import Policy
-from emblema.link.prompt import ChunkPart, Prompt, Rows, RowState, Segment
+from emblema.link.prompt import ChunkPart, Part, Prompt, Rows, RowState, Segment
 from emblema.link.strategies.base import Knowledge, PrefixMatch
 from emblema.link.strategies.patch import PatchStrategy
 from emblema.link.strategies.query import recomputation, unread_rows
 
 NO_GAIN = "a second pass would cost as much as computing its rows"
+READ = (Lane.QUERY, Lane.CHANGED)
+"""Lanes whose rows a second pass computes some of again."""
 COSTS_MORE = "linking was expected to cost more than it saves"
 
 
@@ -61,14 +63,14 @@ def decide(
     prefix = None if trial else knowledge.find_prefix(prompt)
     exact = 0 if prefix is None else min(prefix.rows, prompt.tokens - 1, _first_inexact(prompt))
     chunks = tuple(_lane_of(segment, prompt, knowledge, policy, exact, trial) for segment, _ in prompt.chunk_segments)
-    read = {own.start for own in chunks if own.lane is Lane.QUERY}
-    reread = tuple(rows for rows in unread_rows(prompt, knowledge.anchor) if rows[0] in read)
+    read = {own.start for own in chunks if own.lane in READ}
+    reread = unread_rows(prompt, knowledge.anchor, among=read)
     if trial is None and read and not _second_pass_pays(prompt, chunks, reread, policy, costs, knowledge):
-        chunks, reread = _computed(chunks, Lane.QUERY, NO_GAIN), ()
-    if trial is None and not reread and not _patches_pay(prompt, chunks, costs):
-        chunks = _computed(chunks, Lane.PATCH, COSTS_MORE)
+        chunks, read, reread = _computed(chunks, READ, NO_GAIN), set(), ()
+    if trial is None and not read and not _patches_pay(prompt, chunks, costs):
+        chunks = _computed(chunks, (Lane.PATCH,), COSTS_MORE)
     slid = {start for start, _ in prompt.slid_rows}
-    absorbing = {own.start for own in chunks if own.lane in (Lane.FULL, Lane.FRESH, Lane.QUERY)}
+    absorbing = {own.start for own in chunks if own.lane in (Lane.FULL, Lane.FRESH, *READ)}
     in_context = bool(slid) and any(row > min(slid) for row in absorbing - slid)
     if not in_context:
         chunks = tuple(own for own in chunks if own.start not in slid)
@@ -101,8 +103,12 @@ def _lane_of(
     if part.state is RowState.WRITTEN:
         return decided(Lane.SETTLED, "its rows were written in this window")
     if part.state is RowState.MISSING:
-        why_fresh = MissReason.DISTRUSTED if distrusted else MissReason.NEW
-        return missed(Lane.FRESH, "it has no rows that are trusted", why_fresh)
+        unlike = _why_not_changed(part, prompt, knowledge, policy, trial)
+        if unlike is None:
+            return decided(Lane.CHANGED, "most of it is the same as in a stored picture")
+        closed_lanes = (*distrusted, *((Lane.CHANGED,) if unlike else ()))
+        why_fresh = MissReason.DISTRUSTED if closed_lanes else MissReason.NEW
+        return missed(Lane.FRESH, unlike or "it has no rows that are trusted", why_fresh, closed_lanes)
     if prompt.leads(segment, knowledge.anchor):
         return decided(Lane.LEADING, "it was captured after just what is before it")
     if chunk.id in knowledge.lacking:
@@ -126,6 +132,19 @@ def _lane_of(
     return missed(Lane.FULL, "; ".join([why, *reasons]), miss, (*closed, *distrusted))
 
 
+def _why_not_changed(
+    part: ChunkPart, prompt: Prompt, knowledge: Knowledge, policy: Policy, trial: Trial | None = None
+) -> str | None:
+    """Return why a stored picture's rows are not taken where a new one is the same, or None where they are.
+
+    Empty where there is no such picture, or more differs than the policy allows.
+    """
+    if part.changed is None or part.changed.share > policy.changed or not _may_read(prompt, knowledge, policy, trial):
+        return ""
+    verdict = _verdict(part.chunk.kind, Lane.CHANGED, knowledge, policy, trial)
+    return None if verdict.open else f"{Lane.CHANGED} not taken: {verdict.reason}"
+
+
 def worth_capturing(
     prompt: Prompt, knowledge: Knowledge, costs: Costs, policy: Policy, exact: int = 0
 ) -> dict[str, Chunk]:
@@ -147,6 +166,7 @@ def worth_capturing(
         if isinstance(part, ChunkPart)
         and part.name
         and (part.state is RowState.MISSING or part.chunk.id in knowledge.lacking)
+        and _why_not_changed(part, prompt, knowledge, policy) is not None
     }
     if not new or not _may_read(prompt, knowledge, policy):
         return {}
@@ -154,7 +174,7 @@ def worth_capturing(
         return {}
     rows = sum(stop - start for start, stop in unread_rows(prompt, knowledge.anchor, new) if start >= exact)
     chunks = [part for part in parts if isinstance(part, ChunkPart) and not part.slid and part.chunk.id not in new]
-    known = sum(part.tokens for part in chunks if part.state is RowState.CANONICAL)
+    known = sum(part.tokens for part in chunks if part.state is RowState.CANONICAL or part.changed is not None)
     return new if costs.capturing_pays(prompt, rows, policy.query_share, new.values(), known) else {}
 
 
@@ -197,10 +217,23 @@ def _second_pass_pays(
     if knowledge.lacking or any(own.lane is Lane.FRESH for own in chunks):
         return False
     again = recomputation(prompt, tuple(reread), policy.query_share, knowledge.layouts)
-    rows = sum(stop - start for start, stop in reread)
-    # Chunks that are computed whole may be more than the share.
-    share = policy.query_share if again is None or not again.whole else again.budget / rows
+    rows, share = sum(stop - start for start, stop in reread), policy.query_share
+    changed = {own.start for own in chunks if own.lane is Lane.CHANGED}
+    if changed:
+        parts = (segment.part for segment in prompt.segments if segment.start in changed)
+        same = sum(_same_rows(part) for part in parts)
+        read = unread_rows(prompt, knowledge.anchor, among=changed)
+        rows += same - sum(stop - start for start, stop in read)
+    if changed or (again is not None and again.whole):
+        # Chunks that are computed whole may be more than the share, and of others less may be chosen.
+        share = 0.0 if again is None else again.budget / rows
     return costs.second_pass_pays(prompt, rows, share)
+
+
+def _same_rows(part: Part) -> int:
+    """Return how many rows of a part are the same as in a stored picture."""
+    changed = part.changed if isinstance(part, ChunkPart) else None
+    return 0 if changed is None else sum(stop - start for start, stop in changed.same_rows)
 
 
 def _patches_pay(prompt: Prompt, chunks: Sequence[Decision], costs: Costs) -> bool:
@@ -211,11 +244,11 @@ def _patches_pay(prompt: Prompt, chunks: Sequence[Decision], costs: Costs) -> bo
     return not patched or costs.taking_pays(prompt, patched)
 
 
-def _computed(chunks: Sequence[Decision], lane: Lane, reason: str) -> tuple[Decision, ...]:
-    """Return the decisions with the chunks of a lane computed in their place."""
+def _computed(chunks: Sequence[Decision], lanes: Collection[Lane], reason: str) -> tuple[Decision, ...]:
+    """Return the decisions with the chunks of some lanes computed in their place."""
     return tuple(
         Decision(own.chunk, own.kind, own.start, own.stop, Lane.FULL, reason, miss=MissReason.COSTS)
-        if own.lane is lane
+        if own.lane in lanes
         else own
         for own in chunks
     )

@@ -35,6 +35,8 @@ class Policy:
         inline_media_rows: rows prefilled alone after answers, of media that came with a prompt for the second time, as
             a share of the rows computed for answers, at most; 0 leaves them as they come, as does `forming` off.
         inline_media_at_once: whether that is done when they come for the first time.
+        changed: share of a picture's cells that may differ from a stored picture's for its other rows to be taken from
+            there; 0 computes such a picture as any new one.
 
     Raises:
         EmblemaError: a bound is out of range.
@@ -57,6 +59,7 @@ class Policy:
     margin: float | None = None
     inline_media_rows: float = 1.0
     inline_media_at_once: bool = False
+    changed: float = 0.25
 
     def __post_init__(self) -> None:
         for name, low, high, optional in _RANGES:
@@ -103,4 +106,5 @@ _RANGES: tuple[tuple[str, float, float, bool], ...] = (
     ("query_share", 0, 1, False),
     ("margin", 0, 1, True),
     ("inline_media_rows", 0, math.inf, False),
+    ("changed", 0, 1, False),
 )

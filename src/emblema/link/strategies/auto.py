@@ -8,7 +8,7 @@ from emblema.link.lanes import Lane, Trial, name_of
 from emblema.link.plan import LinkPlan, PatchUse, PrefixOrigin, RowRange, RowSource
 from emblema.link.policy.decide import decide
 from emblema.link.policy.policy import Policy
-from emblema.link.prompt import Prompt, Segment
+from emblema.link.prompt import ChunkPart, Prompt, Segment
 from emblema.link.strategies.base import Knowledge, Strategy, computed, lay_out, strategy_name, taken
 from emblema.link.strategies.patch import patched
 from emblema.link.strategies.query import recomputation
@@ -47,7 +47,12 @@ class Auto:
                 return taken(segment, chunk, layers)
             return patched(segment, chunk, layers, PatchUse(own.key, own.rank))
 
-        ranges = lay_out(prompt, knowledge, chunk_ranges, in_context=decided.in_context)
+        def as_decided(segment: Segment, part: ChunkPart) -> ChunkPart:
+            own = by_row.get(segment.start)
+            return part if own is not None and own.lane is Lane.CHANGED else replace(part, changed=None)
+
+        laid = prompt.map_chunks(as_decided)
+        ranges = lay_out(laid, knowledge, chunk_ranges, in_context=decided.in_context)
         if decided.prefix is not None and exact > 0:
             front = RowRange(0, exact, RowSource.TAKEN, (0, layers), PrefixOrigin(decided.prefix.entry))
             ranges = (front, *(part.after(exact) for part in ranges if part.stop > exact))
@@ -57,7 +62,7 @@ class Auto:
             layers,
             ranges,
             leaving=prompt.slid_rows if decided.in_context else (),
-            recomputation=recomputation(prompt, decided.reread, decided.policy.query_share, knowledge.layouts),
+            recomputation=recomputation(laid, decided.reread, decided.policy.query_share, knowledge.layouts),
             least_margin=decided.least_margin,
             decisions=chunks,
         )

@@ -14,7 +14,7 @@ from emblema.link.plan import ChunkOrigin, LinkPlan, PatchUse, RowRange, RowSour
 from emblema.link.policy.expectations import Costs, RowCosts
 from emblema.link.policy.fidelity import MeasuredLanes
 from emblema.link.policy.policy import Policy
-from emblema.link.prompt import ChunkPart, Prompt, RowState, Segment
+from emblema.link.prompt import ChangedFrom, ChunkPart, Prompt, RowState, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +144,8 @@ def lay_out(
             ranges += computed(prompt, layers, *segment.rows)
         elif part.slid and not in_context:
             ranges.append(RowRange(segment.start, segment.stop, RowSource.ABSENT, (0, layers)))
+        elif part.changed is not None:
+            ranges += _changed_ranges(prompt, segment, part.changed, layers)
         elif part.state is RowState.MISSING:
             ranges += computed(prompt, layers, *segment.rows)
         elif prompt.leads(segment, knowledge.anchor) or part.state is RowState.WRITTEN:
@@ -155,6 +157,17 @@ def lay_out(
         else:
             ranges += chunk_ranges(segment, part.chunk)
     return _with_last_computed(prompt, layers, ranges)
+
+
+def _changed_ranges(prompt: Prompt, segment: Segment, changed: ChangedFrom, layers: int) -> list[RowRange]:
+    """Return the ranges of a picture that differs little from a stored one, in order."""
+    ranges = []
+    for start, stop in changed.same_rows:
+        rows = (segment.start + start, segment.start + stop)
+        ranges.append(RowRange(*rows, RowSource.TAKEN, (0, layers), ChunkOrigin(changed.base.id, start)))
+    for start, stop in changed.rows:
+        ranges += computed(prompt, layers, segment.start + start, segment.start + stop)
+    return sorted(ranges, key=lambda rows: rows.start)
 
 
 def computed(prompt: Prompt, layers: int, start: int, stop: int) -> list[RowRange]:

@@ -115,6 +115,9 @@ class Family:
         full_layers_causal: media tokens of one picture attend each other both ways in sliding layers alone.
         softcap: whether the model squashes its logits by `final_logit_softcapping`.
         logits_scaling: whether the model divides its logits by `logits_scaling`.
+        tile_arguments: of the encoder, those with something of every tile of a picture, pixels first, where it reads
+            each tile alone and gives as many rows for each, tile after tile; none otherwise.
+        tile_axis: of the tiles in these.
     """
 
     name = "LLaVA"
@@ -125,6 +128,8 @@ class Family:
     full_layers_causal = False
     softcap = False
     logits_scaling = False
+    tile_arguments: tuple[str, ...] = ()
+    tile_axis = 0
 
     def version(self) -> str:
         """Changes when the way this family is fed changes; part of every chunk's identity."""
@@ -150,6 +155,10 @@ class Family:
     def bidirectional(self, config: Any) -> bool:
         """Return whether media tokens of one picture attend each other both ways."""
         return False
+
+    def window_side(self, config: Any) -> int | None:
+        """Return how many tokens a window of the encoder has along a side, if it attends within windows alone."""
+        return None
 
     def blanks(self, config: Any) -> tuple[int, ...]:
         """Token ids that the family's own forward embeds as id 0 wherever they stand; features may overwrite them."""

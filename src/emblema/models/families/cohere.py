@@ -16,6 +16,7 @@ class AyaVision(Family):
     name = "Aya Vision"
     model_types: tuple[str, ...] = ("aya_vision",)
     notes = "numbered tiles; sliding layers, and full layers without positions"
+    tile_arguments = ("pixel_values",)
 
     def markers(self, kit: Toolkit, kind: ChunkKind) -> tuple[list[int], list[int]]:
         return kit.ids(_START), kit.ids(_END)

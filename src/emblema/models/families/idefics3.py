@@ -26,6 +26,8 @@ class Idefics3(Family):
     name = "Idefics3"
     model_types: tuple[str, ...] = ("idefics3", "smolvlm")
     notes = "row, column and global tokens as its processor writes them; a video frame is one view"
+    tile_arguments: tuple[str, ...] = ("pixel_values", "pixel_attention_mask")
+    tile_axis = 1
 
     def placeholder(self, config: Any, kind: ChunkKind) -> int | None:
         return None if kind == "audio" else super().placeholder(config, "image")
@@ -65,6 +67,7 @@ class GraniteDocling(Idefics3):
     name = "Granite Docling"
     model_types = ("granite_docling",)
     notes = "tiles of a page, deepstack; a video frame is one tile"
+    tile_arguments = ()
     logits_scaling = True
 
     def markers(self, kit: Toolkit, kind: ChunkKind) -> tuple[list[int], list[int]]:

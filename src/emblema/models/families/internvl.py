@@ -14,6 +14,7 @@ class InternVL(Family):
     name = "InternVL"
     model_types = ("internvl",)
     notes = "tiles between <img> and </img>; a video frame is one tile"
+    tile_arguments = ("pixel_values",)
 
     def markers(self, kit: Toolkit, kind: ChunkKind) -> tuple[list[int], list[int]]:
         start = getattr(kit.tokenizer, "start_image_token", None) or "<img>"

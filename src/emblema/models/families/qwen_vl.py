@@ -28,6 +28,12 @@ class QwenVL(Family):
             start, end = kit.ids("<|vision_start|>", "<|vision_end|>")
         return [int(start)], [int(end)]
 
+    def window_side(self, config: Any) -> int | None:
+        vision = config.vision_config
+        if getattr(vision, "fullatt_block_indexes", None) != [] or not getattr(vision, "window_size", 0):
+            return None
+        return max(1, int(vision.window_size) // int(vision.patch_size) // int(vision.spatial_merge_size))
+
     def merge(self, kit: Toolkit) -> int:
         """Patches merged into one token, per side."""
         return int(kit.config.vision_config.spatial_merge_size)
