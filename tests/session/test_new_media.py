@@ -277,8 +277,9 @@ def pictures() -> list[Image.Image]:
 
 
 def sliding_on(reference: Engine, store: Store | None = None, **bounds: float) -> Engine:
-    """An engine on which a second pass pays for a conversation that slides."""
-    return engine_on(reference, Policy(**{"canary": 0, "query_share": 0.12, **bounds}), store)  # type: ignore[arg-type]
+    """An engine on which a second pass pays for a conversation that slides; its pictures are never alike."""
+    usual = {"canary": 0, "query_share": 0.12, "changed": 0}
+    return engine_on(reference, Policy(**{**usual, **bounds}), store)  # type: ignore[arg-type]
 
 
 def talk(own: Engine, pictures: Sequence[Image.Image], turns: int) -> list[Prefill]:
