@@ -246,12 +246,14 @@ def _patches_pay(prompt: Prompt, chunks: Sequence[Decision], costs: Costs) -> bo
 
 def _computed(chunks: Sequence[Decision], lanes: Collection[Lane], reason: str) -> tuple[Decision, ...]:
     """Return the decisions with the chunks of some lanes computed in their place."""
-    return tuple(
-        Decision(own.chunk, own.kind, own.start, own.stop, Lane.FULL, reason, miss=MissReason.COSTS)
-        if own.lane in lanes
-        else own
-        for own in chunks
-    )
+
+    def computed(own: Decision) -> Decision:
+        if own.lane is Lane.CHANGED:
+            # It has no rows of its own: it is as any new picture.
+            return replace(own, lane=Lane.FRESH, reason=reason, miss=MissReason.NEW)
+        return Decision(own.chunk, own.kind, own.start, own.stop, Lane.FULL, reason, miss=MissReason.COSTS)
+
+    return tuple(computed(own) if own.lane in lanes else own for own in chunks)
 
 
 def _first_inexact(prompt: Prompt) -> int:
