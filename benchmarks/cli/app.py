@@ -2,7 +2,7 @@
 
 import typer
 
-from benchmarks.cli import agents, costs, fidelity, load, real, streams
+from benchmarks.cli import agents, costs, fidelity, load, real, streams, variants
 
 app = typer.Typer(
     name="python -m benchmarks",
@@ -27,6 +27,7 @@ app.command()(streams.window)
 app.command()(streams.stream)
 app.command()(load.load)
 app.command()(agents.agents)
+app.command()(variants.variants)
 app.command()(load.soak_serve)
 app.command()(streams.soak)
 app.command()(costs.cost)
