@@ -20,9 +20,11 @@ COLUMNS = {
     "ttft_after": ("TTFT", *PLAIN),
     "agrees": ("agrees", *PLAIN),
     "remembered": ("told", PREFIX),
-    "dollars": ("$", PREFIX, FULL, KEEP, "stock"),
+    "dollars": ("$", PREFIX, FULL),
 }
 """Figures in the table: their name, and the arms that are left out."""
+KNOWING = ("agrees", "remembered")
+"""Those that say nothing of random parameters, which know nothing."""
 LINES = 30
 """Points of a line in the picture, at the most."""
 
@@ -56,12 +58,13 @@ def _by_model(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
 def _rules(rows: Sequence[Row]) -> str:
     """Return a line for each rule, a column for each figure and arm; what missed its bound is in bold."""
     arms = dict.fromkeys((row["engine"], row["method"]) for row in rows)
+    random = all(row["model"].startswith("random") for row in rows)
     by = {(row["engine"], row["method"], row["rule"]): row for row in rows}
     columns = [
         (figure, name, engine, method)
         for figure, (name, *left_out) in COLUMNS.items()
         for engine, method in arms
-        if method not in left_out
+        if method not in left_out and not (random and figure in KNOWING)
     ]
     lines = [
         [rule, *(_cell(figure, by.get((engine, method, rule)), method) for figure, _, engine, method in columns)]
