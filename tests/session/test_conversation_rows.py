@@ -12,6 +12,7 @@ from emblema import Engine, Policy, Store
 from emblema.errors import PromptError
 from emblema.link.kept_rows import SHORTEST
 from emblema.link.plan import RowSource
+from emblema.link.strategies.query import QueryStrategy
 from emblema.session.conversation_rows import CONVERSATIONS
 
 QUESTION = "what colour is under the tent ?"
@@ -90,6 +91,20 @@ def test_texts_around_the_same_pictures_are_exact(reference: Engine, pictures: l
     found, full = own.prefill(longer, survivors="keep"), other.prefill(longer, "full")
     assert found.usage.cached_tokens > 3 * ROWS + 20
     assert torch.allclose(found.logits, full.logits, atol=1e-4)
+
+
+def test_a_second_pass_brings_kept_rows_closer(reference: Engine, pictures: list[Image.Image]) -> None:
+    """The more of them it computes again, the less of what has left is in them."""
+    whole = engine_on(reference).prefill([*pictures[1:5], QUESTION], "full").logits
+
+    def error(strategy: Any) -> float:
+        own = engine_on(reference)
+        own.prefill([*pictures[:4], QUESTION], survivors="keep")
+        found = own.prefill([*pictures[1:5], QUESTION], strategy, survivors="keep")
+        return float((found.logits - whole).abs().max())
+
+    none, some, every = error("auto"), error(QueryStrategy(0.25, None)), error(QueryStrategy(1.0, None))
+    assert none > 0.1 and some < none and every < none / 8
 
 
 def test_another_text_is_computed(reference: Engine, pictures: list[Image.Image]) -> None:

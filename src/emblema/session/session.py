@@ -10,7 +10,7 @@ from emblema.kv.chunk import EncodedChunk
 from emblema.link.kept_rows import TEXT
 from emblema.link.lanes import Lane
 from emblema.link.policy.policy import Policy
-from emblema.link.prompt import ChunkPart, Part, Prompt, RowState
+from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, Segment
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy, strategy_name
 from emblema.media import MediaLimits
@@ -184,7 +184,11 @@ class Session:
             return self.linker.link(request, learn_later=learn_later)
         kinds = {TEXT, *(part.chunk.kind for part in request.prompt.chunk_parts)}
         trusted = frozenset(kind for kind in kinds if self.trusts(kind, Lane.SURVIVOR, request.strategy))
-        placed = replace(request, prompt=self.conversations.place(request.prompt, trusted))
+        prompt = self.conversations.place(request.prompt, trusted)
+        if strategy_name(request.strategy) != "auto":
+            # What is new is computed after what was kept; canonical rows have seen nothing of it.
+            prompt = prompt.map_chunks(_computed_in_place)
+        placed = replace(request, prompt=prompt)
         prefill = self.linker.link(placed, learn_later=learn_later)
         self.conversations.keep(prefill)
         return prefill
@@ -256,3 +260,8 @@ class Session:
             return parts
 
         return read
+
+
+def _computed_in_place(segment: Segment, part: ChunkPart) -> ChunkPart:
+    """Return a part whose canonical rows are not taken."""
+    return replace(part, state=RowState.MISSING) if part.state is RowState.CANONICAL and not part.slid else part

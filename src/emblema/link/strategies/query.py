@@ -22,7 +22,8 @@ class QueryStrategy:
     The first pass computes text over the rows as they are. Slid chunks are in the table until the end, as context for
     the rows that are computed again. Text between chunks is computed once. If the answer's first token is not sure
     enough after the second pass, the prompt is computed in full. Knob: R, of the rows of all visible chunks but one at
-    row 0, which is exact. Cost: text, the question twice and R % of the rows computed; all chunks' KV read.
+    row 0, which is exact; those that were kept after a slide are among them. Cost: text, the question twice and R % of
+    the rows computed; all chunks' KV read.
 
     Attributes:
         share: of the candidates, above 0 and at most 1.
@@ -44,7 +45,8 @@ class QueryStrategy:
 
         ranges = lay_out(prompt, knowledge, chunk_ranges, in_context=True)
         plan = LinkPlan(self.name, prompt.tokens, layers, ranges, leaving=prompt.slid_rows)
-        again = recomputation(prompt, unread_rows(prompt, knowledge.anchor), self.share, knowledge.layouts)
+        candidates = tuple(sorted((*unread_rows(prompt, knowledge.anchor), *_rows_after_a_slide(prompt))))
+        again = recomputation(prompt, candidates, self.share, knowledge.layouts)
         return replace(plan, recomputation=again, least_margin=None if again is None else self.least_margin)
 
 
@@ -76,6 +78,16 @@ def unread_rows(
         elif (part.state is RowState.CANONICAL or part.chunk.id in new) and not leads:
             found.append(segment.rows)
     return tuple((start, min(stop, question)) for start, stop in found if start < question)
+
+
+def _rows_after_a_slide(prompt: Prompt) -> list[Rows]:
+    """Return the rows that were kept though something before them has left, up to the question."""
+    question = prompt.question_rows[0]
+    return [
+        (segment.start, min(segment.stop, question))
+        for segment in prompt.segments
+        if isinstance(segment.part, ChunkPart) and segment.part.kept_after_slide and segment.start < question
+    ]
 
 
 def _is_causal(chunk: Chunk) -> bool:
