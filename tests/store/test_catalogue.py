@@ -48,6 +48,16 @@ def test_a_change_is_done_whole_or_not_at_all(tmp_path: Path, kept: bool) -> Non
         words(catalogue)
 
 
+def test_a_relative_path_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    catalogue = opened(Path("."))
+    monkeypatch.chdir(tmp_path)
+    write(catalogue, "one")
+    catalogue.close()
+    assert words(opened(tmp_path / "here")) == {"one"} and not (tmp_path / "catalogue.sqlite").exists()
+
+
 def test_tables_are_brought_up_to_date_once_and_a_later_version_is_refused(tmp_path: Path) -> None:
     old = opened(tmp_path)
     write(old, "one")

@@ -100,7 +100,9 @@ class Catalogue:
     """
 
     def __init__(self, path: Path | None, tables: Tables, wait: float = WAIT) -> None:
-        self.path, self._tables, self._wait = path, tables, wait
+        # The process may go to another folder, and sqlite's addresses are whole ones.
+        self.path = None if path is None else path.absolute()
+        self._tables, self._wait = tables, wait
         self._process, self._inherited = os.getpid(), list[_Opened | None]()
         self.read_only: str | None = None
         self.made_again = 0
