@@ -13,6 +13,8 @@ from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Part, Prompt, RowState, Segment
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy, strategy_name
+from emblema.link.strategies.query import QueryStrategy
+from emblema.link.strategies.registry import parse
 from emblema.media import MediaLimits
 from emblema.media.given import GivenMedia
 from emblema.models.adapter import Adapter
@@ -184,11 +186,13 @@ class Session:
             return self.linker.link(request, learn_later=learn_later)
         kinds = {TEXT, *(part.chunk.kind for part in request.prompt.chunk_parts)}
         trusted = frozenset(kind for kind in kinds if self.trusts(kind, Lane.SURVIVOR, request.strategy))
-        prompt = self.conversations.place(request.prompt, trusted)
-        if strategy_name(request.strategy) != "auto":
+        prompt, strategy = self.conversations.place(request.prompt, trusted), request.strategy
+        if strategy_name(strategy) != "auto":
             # What is new is computed after what was kept; canonical rows have seen nothing of it.
             prompt = prompt.map_chunks(_computed_in_place)
-        placed = replace(request, prompt=prompt)
+            strategy = parse(strategy) if isinstance(strategy, str) else strategy
+            strategy = replace(strategy, kept=True) if isinstance(strategy, QueryStrategy) else strategy
+        placed = replace(request, prompt=prompt, strategy=strategy)
         prefill = self.linker.link(placed, learn_later=learn_later)
         self.conversations.keep(prefill)
         return prefill

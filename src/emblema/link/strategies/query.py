@@ -22,16 +22,17 @@ class QueryStrategy:
     The first pass computes text over the rows as they are. Slid chunks are in the table until the end, as context for
     the rows that are computed again. Text between chunks is computed once. If the answer's first token is not sure
     enough after the second pass, the prompt is computed in full. Knob: R, of the rows of all visible chunks but one at
-    row 0, which is exact; those that were kept after a slide are among them. Cost: text, the question twice and R % of
-    the rows computed; all chunks' KV read.
+    row 0, which is exact. Cost: text, the question twice and R % of the rows computed; all chunks' KV read.
 
     Attributes:
         share: of the candidates, above 0 and at most 1.
         least_margin: see `LinkPlan`.
+        kept: whether rows that were kept after a slide may be chosen too, as for a conversation that asks for its rows.
     """
 
     share: float
     least_margin: float | None = PROVISIONAL
+    kept: bool = False
 
     @property
     def name(self) -> str:
@@ -45,7 +46,8 @@ class QueryStrategy:
 
         ranges = lay_out(prompt, knowledge, chunk_ranges, in_context=True)
         plan = LinkPlan(self.name, prompt.tokens, layers, ranges, leaving=prompt.slid_rows)
-        candidates = tuple(sorted((*unread_rows(prompt, knowledge.anchor), *_rows_after_a_slide(prompt))))
+        kept = _rows_after_a_slide(prompt) if self.kept else []
+        candidates = tuple(sorted((*unread_rows(prompt, knowledge.anchor), *kept)))
         again = recomputation(prompt, candidates, self.share, knowledge.layouts)
         return replace(plan, recomputation=again, least_margin=None if again is None else self.least_margin)
 
