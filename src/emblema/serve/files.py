@@ -52,8 +52,9 @@ class FileEntry:
 
 _ARRIVING_SECONDS = 3_600
 """Seconds after which bytes without a name are not being written any more."""
-_READS = 4
-"""How often the bytes of a file are looked for that is known: it may be deleted and sent again at any time."""
+_READS, _BETWEEN = 8, 0.005
+"""How often a file is looked for whose bytes are not there, and seconds between: it may be deleted and come again
+meanwhile."""
 _NEW = {"status": UPLOADED, "detail": None, "kind": None, "chunks": "[]"}
 
 
@@ -151,6 +152,7 @@ class FileStore:
             except OSError as error:
                 # A file that was deleted since it was found is not there, rather than lost; it may come again, too.
                 reason = error.strerror
+                time.sleep(_BETWEEN)
         self.entry(tenant, id)
         raise ServeError(410, f"the bytes of {id!r} are lost ({reason}): upload it again")
 
