@@ -25,7 +25,7 @@ TEXT = list(range(20, 40))
 pytestmark = pytest.mark.usefixtures("planners_end")
 
 
-def nothing(chunks: set[str]) -> frozenset[str]:
+def nothing(chunks: frozenset[str]) -> frozenset[str]:
     return frozenset()
 
 
@@ -108,6 +108,19 @@ def test_what_absorbed_a_deleted_picture_is_not_taken(index: KeptPromptIndex) ->
         )
         pictures = [part for part in placed.chunk_parts if part.name and part.state is RowState.WRITTEN]
         assert len(pictures) == taken
+
+
+def test_what_left_before_is_remembered(index: KeptPromptIndex) -> None:
+    """Rows that were kept twice still hold what left first: it may be deleted, and they stay rows after a slide."""
+    first = prompt_of("abc", "abc")
+    index.keep(ONE, first)
+    index.keep(ONE, index.place(ONE, prompt_of("bcd", "abcd"), TRUSTED, nothing)[0])
+    again = prompt_of("bcd", "abcd")
+    gone = frozenset({first.chunk_parts[0].name})
+    assert index.place(ONE, again, TRUSTED, lambda chunks: gone & chunks)[1] == {}
+    placed, _ = index.place(ONE, again, frozenset(), nothing)
+    names = [part.name for part in placed.chunk_parts if part.name and part.state is RowState.WRITTEN]
+    assert names == [again.chunk_parts[2].name], "the picture that was computed after them alone is as it was written"
 
 
 def test_kinds_that_are_not_trusted_are_taken_after_the_same_pictures_alone(index: KeptPromptIndex) -> None:

@@ -138,6 +138,16 @@ def test_what_is_deleted_is_forgotten_with_all_that_absorbed_it(reference: Engin
     assert "survivor" not in later.usage.lane
 
 
+def test_what_left_before_it_was_deleted_is_forgotten_too(reference: Engine, pictures: list[Image.Image]) -> None:
+    own = engine_on(reference)
+    chunks = [own.add(picture) for picture in pictures[:5]]
+    own.prefill([*chunks[:4], QUESTION], survivors="keep")
+    own.prefill([*chunks[1:5], QUESTION], survivors="keep")
+    own.store.delete(chunks[0].id)
+    later = own.prefill([*chunks[1:5], QUESTION], survivors="keep")
+    assert "survivor" not in later.usage.lane and "settled" not in later.usage.lane
+
+
 def test_tenants_and_other_conversations_have_their_own(reference: Engine, pictures: list[Image.Image]) -> None:
     with Store() as store:
         first, second = (engine_on(reference, store=store, salt=salt) for salt in (b"one", b"two"))

@@ -66,9 +66,16 @@ class KeptConversation:
 
     Attributes:
         runs: its pictures, by id, and the texts between them, without a name; in order.
+        past: ids of all pictures of the requests before it, whose rows it took: any of its rows may hold them.
     """
 
     runs: tuple[tuple[str, KeptRows], ...]
+    past: frozenset[str] = frozenset()
+
+    @cached_property
+    def absorbed(self) -> frozenset[str]:
+        """Ids of all pictures that any of its rows may hold something of."""
+        return self.past.union(*(own.absorbed for _, own in self.runs))
 
     @cached_property
     def pictures(self) -> dict[str, KeptRows]:
@@ -77,7 +84,9 @@ class KeptConversation:
 
     def without(self, deleted: frozenset[str]) -> "KeptConversation":
         """Return what holds nothing of some pictures."""
-        return KeptConversation(tuple(run for run in self.runs if run[1].absorbed.isdisjoint(deleted)))
+        if not self.past.isdisjoint(deleted):
+            return KeptConversation(())
+        return KeptConversation(tuple(run for run in self.runs if run[1].absorbed.isdisjoint(deleted)), self.past)
 
     def texts(self, before: str, after: str | None) -> list[KeptRows]:
         """Return the texts between two pictures, where others may have stood too.
@@ -107,6 +116,7 @@ class PromptRun:
         antecedents: ids of all pictures before it.
         start, stop: its rows.
         position: that its first row is counted from.
+        moved: whether rows of it were kept though something before them has left.
     """
 
     part: ChunkPart | None
@@ -116,10 +126,16 @@ class PromptRun:
     start: int
     stop: int
     position: int
+    moved: bool
 
     @property
     def name(self) -> str:
         return "" if self.part is None else self.part.name
+
+    @property
+    def written_after(self) -> tuple[str, ...]:
+        """What its rows were written after: after no list of pictures where they were kept after a slide."""
+        return (START, *self.antecedents) if self.moved else self.antecedents
 
 
 def place_kept(prompt: Prompt, kept: KeptConversation, trusted: frozenset[str]) -> tuple[Prompt, dict[str, KeptRows]]:
@@ -161,7 +177,8 @@ def runs_of(prompt: Prompt) -> Iterator[PromptRun]:
         if text:
             first = text[0]
             antecedents = prompt.antecedents(first)
-            yield PromptRun(None, before, after, antecedents, first.start, text[-1].stop, first.position)
+            moved = any(isinstance(each.part, ChunkPart) and each.part.kept_after_slide for each in text)
+            yield PromptRun(None, before, after, antecedents, first.start, text[-1].stop, first.position, moved)
             text.clear()
 
     for segment in prompt.segments:
@@ -170,7 +187,8 @@ def runs_of(prompt: Prompt) -> Iterator[PromptRun]:
             text.append(segment)
             continue
         yield from joined(part.name)
-        yield PromptRun(part, before, None, prompt.antecedents(segment), *segment.rows, segment.position)
+        moved, antecedents = part.kept_after_slide, prompt.antecedents(segment)
+        yield PromptRun(part, before, None, antecedents, *segment.rows, segment.position, moved)
         before = part.name
     yield from joined(None)
 

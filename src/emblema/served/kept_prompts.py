@@ -6,7 +6,7 @@ The scheduler's side knows what is kept, and sets it into prompts; the workers h
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -64,7 +64,7 @@ class KeptPromptIndex:
         self._prompts: OrderedDict[str, _KeptPrompt] = OrderedDict()
 
     def place(
-        self, salt: bytes, prompt: Prompt, trusted: frozenset[str], deleted: Callable[[set[str]], frozenset[str]]
+        self, salt: bytes, prompt: Prompt, trusted: frozenset[str], deleted: Callable[[frozenset[str]], frozenset[str]]
     ) -> tuple[Prompt, dict[str, KeptSpan]]:
         """Return a prompt with what is kept of its conversation, and where that is, by the ids of its pieces.
 
@@ -79,13 +79,17 @@ class KeptPromptIndex:
             kept = None if name is None else self._prompts[name].conversation
         if name is None or kept is None:
             return prompt, {}
-        gone = deleted({chunk for _, own in kept.runs for chunk in own.absorbed})
+        gone = deleted(kept.absorbed)
         placed, used = place_kept(prompt, kept.without(gone), trusted)
         spans = {id: KeptSpan(name, own.first, own.first + own.piece.tokens) for id, own in used.items()}
         return placed, spans
 
     def keep(self, salt: bytes, prompt: Prompt) -> tuple[str | None, tuple[str, ...]]:
         """Name a prompt that is kept from now on, in place of the one that it goes on with.
+
+        Args:
+            salt: of the tenant's store.
+            prompt: it, with what was taken of its conversation in its place.
 
         Returns:
             The name, None where its rows are too many; and the names of prompts that are kept no longer.
@@ -98,7 +102,7 @@ class KeptPromptIndex:
             before, name = self._nearest(salt, prompt), new_id()
             dropped = [] if before is None else [before]
             if before is not None:
-                del self._prompts[before]
+                conversation = replace(conversation, past=self._prompts.pop(before).conversation.absorbed)
             self._prompts[name] = _KeptPrompt(salt, conversation, size)
             while len(self._prompts) > MOST_PROMPTS or self._bytes > self._most_bytes:
                 dropped.append(self._prompts.popitem(last=False)[0])
@@ -128,7 +132,7 @@ class KeptPromptIndex:
             piece = Chunk(new_id(), kind, self._spec.fingerprint, self._encoded(prompt, run), (), base=run.position)
             own = {run.name} if run.name else set()
             earlier = (pictures[name].absorbed for name in run.antecedents if name in pictures)
-            rows = KeptRows(piece, run.antecedents, frozenset({*own, *run.antecedents}).union(*earlier), run.start)
+            rows = KeptRows(piece, run.written_after, frozenset({*own, *run.antecedents}).union(*earlier), run.start)
             runs.append((run.name, rows))
             if run.name:
                 pictures[run.name] = rows

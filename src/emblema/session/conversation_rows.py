@@ -41,7 +41,7 @@ class ConversationRows:
         if number is None:
             return prompt
         kept = self._conversations[number]
-        deleted = self._store.deleted({name for _, own in kept.runs for name in own.absorbed})
+        deleted = self._store.deleted(kept.absorbed)
         kept = self._conversations[number] = kept.without(frozenset(deleted))
         return place_kept(prompt, kept, trusted)[0]
 
@@ -52,7 +52,8 @@ class ConversationRows:
         finite are dropped, and these kept.
         """
         prompt, number = prefill.prompt, self._nearest(prefill.prompt)
-        before = {} if number is None else self._conversations.pop(number).pictures
+        earlier = KeptConversation(()) if number is None else self._conversations.pop(number)
+        before = earlier.pictures
         runs, pictures, table = list[tuple[str, KeptRows]](), dict[str, KeptRows](), prefill.linked.table
         rows = table.rows[: prefill.linked.rows].tolist()
         slots = {row: slot for slot, row in enumerate(rows)}
@@ -69,7 +70,7 @@ class ConversationRows:
                 pictures[run.name] = taken
         if pictures:
             self._number += 1
-            self._conversations[self._number] = KeptConversation(tuple(runs))
+            self._conversations[self._number] = KeptConversation(tuple(runs), earlier.absorbed)
         while self._conversations and (len(self._conversations) > CONVERSATIONS or self.bytes > LARGEST):
             self._conversations.popitem(last=False)
 
@@ -83,7 +84,7 @@ class ConversationRows:
         piece = Chunk(new_id(), kind, self._adapter.fingerprint, encoded, rows, base=run.position)
         earlier = (pictures[name].absorbed for name in run.antecedents if name in pictures)
         own = {run.name} if run.name else set()
-        return KeptRows(piece, run.antecedents, frozenset({*own, *run.antecedents}).union(*earlier))
+        return KeptRows(piece, run.written_after, frozenset({*own, *run.antecedents}).union(*earlier))
 
     def _encoded(self, prompt: Prompt, run: PromptRun) -> Encoded:
         if run.part is not None:

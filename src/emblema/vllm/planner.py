@@ -511,7 +511,7 @@ class RequestPlanner:
                 salt, pages = plan.request.store_salt, blocks(request_id)
                 patches.append(PatchCapture(salt, plan.prompt, plan.needs, pages, alone))
             if plan.request.keeps and self.maker is not None and start < plan.prompt.tokens <= start + rows:
-                name, gone = self.maker.kept_prompts.keep(plan.request.store_salt, plan.prompt)
+                name, gone = self.maker.kept_prompts.keep(plan.request.store_salt, plan.placed or plan.prompt)
                 forgotten += gone
                 if name is not None:
                     keeps.append(KeepOrder(name, blocks(request_id), plan.prompt.tokens))
