@@ -71,6 +71,33 @@ def test_a_window_that_slides_is_not_gone_on_from() -> None:
         known.note(window)
 
 
+@pytest.mark.parametrize("most", [9, 20])
+def test_a_long_window_is_known_after_a_few_slides(most: int) -> None:
+    known = Continuations()
+    pages = [f"page {number}" for number in range(100)]
+    shares = []
+    for last in range(1, len(pages)):
+        window = prompt_of(*pages[max(0, last - most) : last], "question")
+        if last > most:
+            shares.append(known.share(window))
+        known.note(window)
+    assert shares[0] > 0.5, "the first slide may be gone on from as all turns before it were"
+    assert max(shares[2:]) < 0.05
+
+
+@pytest.mark.parametrize("every_other", [False, True])
+def test_rare_drops_are_gone_on_from(every_other: bool) -> None:
+    """Of ten pages half leave, and the conversation grows again: each prompt but those before drops is gone on from."""
+    known, shown = Continuations(), list[str]()
+    for number in range(100):
+        shown = shown if len(shown) < 10 else (shown[::2] if every_other else shown[5:])
+        shown = [*shown, f"page {number}"]
+        prompt = prompt_of(*shown, "question")
+        if number > LEAST_NEW + 1:
+            assert known.share(prompt) > 0.5
+        known.note(prompt)
+
+
 def test_prompts_that_never_come_again_are_not() -> None:
     known = Continuations()
     for number in range(SOON + 10):

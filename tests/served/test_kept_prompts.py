@@ -10,7 +10,7 @@ from emblema.errors import LoadError
 from emblema.kv.layout import LayerRows
 from emblema.link.kept_rows import SEAM
 from emblema.link.prompt import ChunkPart, Prompt, RowState
-from emblema.served.kept_prompts import MOST_PROMPTS, KeptPromptIndex, KeptPromptRows, KeptSpan
+from emblema.served.kept_prompts import MOST_FREE, MOST_PROMPTS, KeepOrder, KeptPromptIndex, KeptPromptRows, KeptSpan
 from emblema.served.request_plan import ChunkStubs, MediaItem, ServedRequest, build_prompt
 from emblema.served.shards import ShardStore
 from emblema.served.staging import RowStager
@@ -148,12 +148,25 @@ def test_few_are_kept_and_the_one_that_is_gone_on_from_is_replaced(index: KeptPr
 
 def test_rows_are_read_while_they_are_held(store: Store) -> None:
     held, numbers = KeptPromptRows(), torch.arange(12.0).view(1, 12, 1)
-    held.put("a", lambda: [LayerRows(numbers, -numbers)])
+    held.put(KeepOrder("a", (), 12), lambda: [LayerRows(numbers, -numbers)])
     (rows,) = held.read({"piece": KeptSpan("a", 3, 5)})["piece"]
     assert rows.keys.flatten().tolist() == [3, 4] and rows.values.flatten().tolist() == [-3, -4]
     held.drop(["a", "b"])
     with pytest.raises(LoadError, match="not held any more"):
         held.read({"piece": KeptSpan("a", 3, 5)})
+
+
+def test_what_the_encoder_made_of_pictures_is_held_as_long_as_a_prompt_that_shows_them() -> None:
+    held, made = KeptPromptRows(), torch.ones(3, 2)
+    held.put_encoding("shown", lambda: made)
+    held.put(KeepOrder("a", (), 12, (("vllm's", "shown"),)), list)
+    for number in range(2 * MOST_FREE):
+        held.put_encoding(f"free {number}", lambda: made)
+    assert held.encoding("shown") is made and held.has_encoding("shown")
+    assert sum(held.has_encoding(f"free {number}") for number in range(2 * MOST_FREE)) == MOST_FREE
+    held.drop(["a"])
+    held.put_encoding("another", lambda: made)
+    assert held.encoding("shown") is None
 
 
 def test_a_planner_keeps_a_prompt_once_it_is_computed_and_plans_the_next_with_it(store: Store) -> None:
@@ -166,6 +179,8 @@ def test_a_planner_keeps_a_prompt_once_it_is_computed_and_plans_the_next_with_it
     assert not planner.step_metadata({"1": (0, rows - 1)}, lambda name: (1, 2), True, True).keeps
     (keep,) = planner.step_metadata({"1": (rows - 1, 1)}, lambda name: (1, 2), True, True).keeps
     assert keep.blocks == (1, 2) and keep.rows == rows
+    assert keep.pictures == tuple(zip("abc", (part.name for part in plan.prompt.chunk_parts), strict=True))
+    assert planner.kept_pictures("1", ["b", "z"]) == keep.pictures[1:2]
     assert not planner.step_metadata({"1": (rows, 1)}, lambda name: (1, 2), True, True).keeps, "it is kept once"
     later = planned(planner, "2", conversation("bcd", "abcd", survivors="keep"))
     assert later.plan.strategy == "auto:survivor" and {span.name for span in later.kept.values()} == {keep.name}

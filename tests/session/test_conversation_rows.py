@@ -1,5 +1,7 @@
 """Rows of a conversation in stateless requests: asked for, recognised by ids, the same as a window's."""
 
+from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -25,8 +27,9 @@ def pictures() -> list[Image.Image]:
     return [page.image() for page in make_episode(np.random.default_rng(12), Plan("LM" * 4, 8, (2,) * 4, 8, ())).pages]
 
 
-def engine_on(reference: Engine, **options: object) -> Engine:
-    return Engine(reference.adapter.model, reference.processor, policy=Policy.quiet(), **options)
+def engine_on(reference: Engine, survivor_share: float = 0.0, **options: object) -> Engine:
+    policy = replace(Policy.quiet(), survivor_share=survivor_share)
+    return Engine(reference.adapter.model, reference.processor, policy=policy, **options)
 
 
 def test_a_slid_conversation_takes_its_rows(reference: Engine, pictures: list[Image.Image]) -> None:
@@ -38,6 +41,18 @@ def test_a_slid_conversation_takes_its_rows(reference: Engine, pictures: list[Im
     # Pictures 1 to 3 are survivors; the new one was computed after them.
     again = own.prefill([*pictures[1:5], QUESTION], survivors="keep")
     assert again.usage.cached_tokens >= 4 * ROWS
+
+
+def test_some_rows_are_computed_again_by_default(reference: Engine, pictures: list[Image.Image]) -> None:
+    share = Policy().survivor_share
+    own = engine_on(reference, share)
+    own.prefill([*pictures[:4], QUESTION], survivors="keep")
+    for shown, left in (([1, 2, 3, 4], True), ([1, 2, 3, 4, 5], False), ([2, 3, 4, 5, 6], True)):
+        found = own.prefill([*(pictures[place] for place in shown), QUESTION], survivors="keep")
+        again, kept = found.plan.recomputation, len(shown) - 1
+        assert (again is not None) == left
+        chosen = 0 if again is None else again.budget
+        assert chosen == ceil(share * kept * ROWS) * left and found.usage.cached_tokens >= kept * ROWS - chosen
 
 
 def test_it_is_what_a_window_gives(reference: Engine, pictures: list[Image.Image]) -> None:
@@ -105,6 +120,20 @@ def test_a_second_pass_brings_kept_rows_closer(reference: Engine, pictures: list
 
     none, some, every = error("auto"), error(QueryStrategy(0.25, None)), error(QueryStrategy(1.0, None))
     assert none > 0.1 and some < none and every < none / 8
+
+
+def test_what_a_second_pass_corrects_stays_so(reference: Engine, pictures: list[Image.Image]) -> None:
+    whole = engine_on(reference).prefill([*pictures[1:6], QUESTION], "full").logits
+
+    def error(share: float) -> float:
+        own = engine_on(reference, share)
+        own.prefill([*pictures[:4], QUESTION], survivors="keep")
+        own.prefill([*pictures[1:5], QUESTION], survivors="keep")
+        later = own.prefill([*pictures[1:6], QUESTION], survivors="keep")
+        assert later.plan.recomputation is None
+        return float((later.logits - whole).abs().max())
+
+    assert error(1.0) < error(0.0) / 4
 
 
 def test_another_text_is_computed(reference: Engine, pictures: list[Image.Image]) -> None:

@@ -8,7 +8,8 @@ import pytest
 from emblema.link.plan import LinkPlan
 from emblema.served import captures as captures_module
 from emblema.served.captures import REMEMBERED_CAPTURES, WAITING_CAPTURES, CaptureQueue
-from emblema.served.request_plan import ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
+from emblema.served.request_plan import ChunkStubs, MediaItem, RequestPlan, RequestPlanning, ServedRequest, build_prompt
+from emblema.store import Store
 from emblema.store.identity import request_salt
 from emblema.vllm.captures import BESIDE_ROWS, PageCaptures
 from emblema.vllm.step_metadata import StepMetadata
@@ -199,3 +200,24 @@ def test_nothing_is_captured_where_that_is_off_or_declined(captures: PageCapture
     off = PageCaptures(CaptureQueue(lambda *given: None), 1, PAGE, ROWS, enabled=False)
     off.capture(plan(shown_of("a")))
     assert not captures.waiting and not off.waiting and not off.pending
+
+
+def test_pictures_of_conversations_that_grow_are_captured_once_others_show_them() -> None:
+    planning = RequestPlanning(SPEC, Store(), "auto", print)
+
+    def captured(*names: str) -> set[str]:
+        plan, queue = planning.plan(request(*names)), CaptureQueue(lambda *given: None)
+        queue.request(plan)
+        shown = {chunk.id: name for name, (_, chunk) in zip(names, plan.prompt.chunk_segments, strict=True)}
+        return {shown[capture.chunk.id] for capture in queue.waiting}
+
+    assert captured("z") == {"z"}, "nothing is known of the tenant"
+    for number in range(4):
+        for turns in range(1, 5):
+            captured(*(f"{number} {turn}" for turn in range(turns)))
+    assert captured("new") == captured("new", "newer") == set(), "the next turn finds its rows in the prefix cache"
+    assert captured("x", "new") == set()
+    assert captured("y", "new") == {"new"}, "the third prompt that has it elsewhere"
+    plan, queue = planning.plan(request("last")), CaptureQueue(lambda *given: None)
+    queue.request(plan, urgent=True)
+    assert len(queue.urgent) == 1, "a request waits for it"

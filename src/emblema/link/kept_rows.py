@@ -151,7 +151,8 @@ def place_kept(prompt: Prompt, kept: KeptConversation, trusted: frozenset[str]) 
     def written(own: KeptRows, run: PromptRun) -> ChunkPart:
         used[own.piece.id] = own
         moved = own.antecedents != run.antecedents
-        return ChunkPart(own.piece, False, RowState.WRITTEN, run.name, kept_after_slide=moved)
+        left = tuple(name for name in own.antecedents if name != START) != run.antecedents
+        return ChunkPart(own.piece, False, RowState.WRITTEN, run.name, kept_after_slide=moved, left_since=left)
 
     for run in runs_of(prompt):
         if run.part is None:

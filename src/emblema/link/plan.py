@@ -202,6 +202,11 @@ class Recomputation:
         """How many rows run in the second pass."""
         return min(self.budget, sum(stop - start for start, stop in self.candidates)) + self.question_rows
 
+    def joined(self, other: "Recomputation") -> "Recomputation":
+        """Return the second pass over the candidates of both, of the same question."""
+        candidates = tuple(sorted((*self.candidates, *other.candidates)))
+        return Recomputation(candidates, self.budget + other.budget, self.question, (*self.whole, *other.whole))
+
     def after(self, row: int) -> "Recomputation | None":
         """Return what is left of it from a row on; None where no candidate is."""
         candidates = _spans_after(self.candidates, row)

@@ -76,6 +76,7 @@ class ChunkPart:
             since; only a comparison tries them.
         repair: a patch added to rows that a window wrote when they are read, position-free.
         changed: of a part without rows, a stored picture that it differs little from.
+        left_since: of rows that a conversation's earlier request had, whether something before them has left since.
     """
 
     chunk: Chunk
@@ -86,6 +87,7 @@ class ChunkPart:
     distrusted: Chunk | None = None
     repair: Patch | None = None
     changed: ChangedFrom | None = None
+    left_since: bool = False
 
     @property
     def tokens(self) -> int:

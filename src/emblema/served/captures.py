@@ -87,13 +87,13 @@ class CaptureQueue:
         self._requested: OrderedDict[str, float | None] = OrderedDict()
 
     def request(self, plan: RequestPlan, urgent: bool = False) -> None:
-        """Have the chunks of a prompt captured that are missing, each once.
+        """Have the chunks of a prompt captured that are missing, each once; see `RequestPlan.passing`.
 
         Args:
             plan: of the prompt.
             urgent: whether its request waits for them.
         """
-        missing = {chunk.id for chunk in plan.missing}
+        missing = {chunk.id for chunk in plan.missing} - (frozenset() if urgent else plan.passing)
         for item, (_, chunk) in zip(plan.request.items, plan.prompt.chunk_segments, strict=True):
             captured = self._requested.get(chunk.id, -math.inf)
             if urgent and captured is None:

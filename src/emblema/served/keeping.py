@@ -160,6 +160,11 @@ class PieceKeeper:
         """Begin to copy rows to the host; return what returns them there, for any thread."""
         return partial(layers_of, self._copy(layers))
 
+    def copy_encoding(self, encoding: Tensor) -> Callable[[], Tensor]:
+        """Begin to copy what the encoder made of a picture to the host; as `copy`."""
+        copies = self._copier.copy((encoding,))
+        return lambda: copies.take()[0]
+
     def _copy(self, layers: Sequence[LayerRows]) -> PendingCopies:
         """Return copies under way to the host: the keys of all layers, then the values of all."""
         return self._copier.copy([*(rows.keys for rows in layers), *(rows.values for rows in layers)])

@@ -3,16 +3,19 @@
 The scheduler's side knows what is kept, and sets it into prompts; the workers hold the rows, each those of its heads.
 """
 
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from emblema.errors import LoadError
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.layout import KVRows, LayerRows
+from emblema.latest import LatestDict
 from emblema.link.kept_rows import TEXT, KeptConversation, KeptRows, PromptRun, new_id, place_kept, runs_of
 from emblema.link.prompt import Prompt
 from emblema.models.positions import chunk_positions
@@ -20,7 +23,9 @@ from emblema.served.model_spec import ModelSpec
 
 MOST_PROMPTS = 64
 MOST_BYTES = 2**30
-"""Of rows that workers keep at most, all ranks together."""
+"""Of rows, and of what the encoder made of pictures, that workers keep at most, all ranks together."""
+MOST_FREE = 64
+"""Pictures of prompts whose rows are not kept yet, of which a worker holds what the encoder made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +39,20 @@ class KeptSpan:
 
 @dataclass(frozen=True, slots=True)
 class KeepOrder:
-    """A prompt whose rows are to be kept, by a name; they are in pages, in order."""
+    """A prompt whose rows are to be kept.
+
+    Attributes:
+        name: by which they are kept.
+        blocks: the pages that they are in, in order.
+        rows: how many.
+        pictures: ids of its pictures' chunks, with the engine's name of the picture before each; what the encoder made
+            of them is kept as long.
+    """
 
     name: str
     blocks: tuple[int, ...]
     rows: int
+    pictures: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +108,8 @@ class KeptPromptIndex:
         Returns:
             The name, None where its rows are too many; and the names of prompts that are kept no longer.
         """
-        size = prompt.tokens * self._spec.row_bytes * self._spec.shards
+        shown = sum(int(chunk.encoded.visual.sum()) for _, chunk in prompt.chunk_segments)
+        size = (prompt.tokens * self._spec.row_bytes + shown * self._spec.encoding_bytes) * self._spec.shards
         conversation = self._conversation(prompt)
         if not conversation.pictures or size > self._most_bytes:
             return None, ()
@@ -151,23 +166,53 @@ class KeptPromptIndex:
 
 
 class KeptPromptRows:
-    """The rows of kept prompts that one worker holds in host memory. Any thread may read them."""
+    """The rows of kept prompts that one worker holds in host memory, and what the encoder made of their pictures.
+
+    Any thread may read them. What is held is given as functions that return it once it is in host memory.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Functions that return the rows once they are in host memory.
         self._rows: dict[str, Callable[[], Sequence[LayerRows]]] = {}
+        self._shown: dict[str, tuple[str, ...]] = {}
+        self._encodings: LatestDict[str, Callable[[], Tensor]] = LatestDict(sys.maxsize)
 
-    def put(self, name: str, rows: Callable[[], Sequence[LayerRows]]) -> None:
-        """Hold the rows of a prompt; `rows` returns them, when they are asked for."""
+    def put(self, order: KeepOrder, rows: Callable[[], Sequence[LayerRows]]) -> None:
+        """Hold the rows of a prompt."""
         with self._lock:
-            self._rows[name] = rows
+            self._rows[order.name], self._shown[order.name] = rows, tuple(chunk for _, chunk in order.pictures)
+            self._let_go()
+
+    def put_encoding(self, chunk: str, encoding: Callable[[], Tensor]) -> None:
+        """Hold what the encoder made of a picture [media tokens, width], by its chunk's id."""
+        with self._lock:
+            self._encodings[chunk] = encoding
+            self._let_go()
+
+    def has_encoding(self, chunk: str) -> bool:
+        """Return whether it is held what the encoder made of a picture."""
+        with self._lock:
+            return chunk in self._encodings
 
     def drop(self, names: Iterable[str]) -> None:
         """Let go of prompts."""
         with self._lock:
             for name in names:
                 self._rows.pop(name, None)
+                self._shown.pop(name, None)
+
+    def encoding(self, chunk: str) -> Tensor | None:
+        """Return what the encoder made of a picture; None where that is not held."""
+        with self._lock:
+            found = self._encodings.get(chunk)
+        return None if found is None else found()
+
+    def _let_go(self) -> None:
+        """Let go of what the encoder made of pictures that no prompt here shows, but for the latest of them."""
+        shown = {chunk for chunks in self._shown.values() for chunk in chunks}
+        free = [chunk for chunk in self._encodings if chunk not in shown]
+        for chunk in free[: max(0, len(free) - MOST_FREE)]:
+            del self._encodings[chunk]
 
     def read(self, spans: Mapping[str, KeptSpan]) -> dict[str, KVRows]:
         """Return the rows of some spans, by the ids that they have here.

@@ -50,6 +50,7 @@ class ModelSpec:
         shards: workers that the heads are split over; the layouts are of one of them.
         tokens_per_second: positions of a second of video; 1 also where the model is not told seconds.
         anchor: token ids that chunks are prefilled after; see `Adapter.capture`.
+        encoding_width: numbers that the encoder makes of each media token.
     """
 
     version: str
@@ -64,6 +65,12 @@ class ModelSpec:
     shards: int = 1
     tokens_per_second: float = 1.0
     anchor: tuple[int, ...] = ()
+    encoding_width: int = 0
+
+    @property
+    def encoding_bytes(self) -> int:
+        """Bytes of what the encoder makes of a media token."""
+        return self.dtype.itemsize * self.encoding_width
 
     @property
     def row_bytes(self) -> int:
@@ -153,7 +160,14 @@ def model_spec_of(
         shards,
         rate,
         anchor,
+        _encoding_width(config),
     )
+
+
+def _encoding_width(config: Any) -> int:
+    """Return how many numbers the encoder makes of each media token; several rows where layers get their own."""
+    further = getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", None) or ()
+    return int(config.get_text_config().hidden_size) * (1 + len(further))
 
 
 def checkpoint_folder(name: str, revision: str | None) -> Path:

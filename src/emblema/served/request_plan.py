@@ -23,6 +23,7 @@ from emblema.link.policy.fidelity import MeasuredLanes
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Part, Prompt, Rows, TextPart
 from emblema.link.strategies.base import Knowledge, computed, lay_out
+from emblema.link.strategies.query import left_rows, recomputation
 from emblema.link.strategies.registry import parse
 from emblema.models.positions import Grid, chunk_positions
 from emblema.served.kept_prompts import KeptPromptIndex, KeptSpan
@@ -41,6 +42,8 @@ PatchNeed = tuple[ArtifactKey, int, tuple[int, ...]]
 REMEMBERED_STUBS = 1024
 MOST_MET = 256
 """Tenants whose latest prompts are remembered."""
+MOST_CONTINUED, FEW_CONTEXTS = 0.5, 3
+"""Where more of a tenant's prompts are gone on from, a chunk is captured once so many lists of others preceded it."""
 NOT_READY = "this server was not made ready for it"
 
 
@@ -138,6 +141,8 @@ class RequestPlan:
         weighed: whether it was decided if linking pays.
         awaits: whether it is to be planned again once what is missing was prefilled alone, as it is then read.
         continued: share of new prompts like this one that a later prompt began with.
+        passing: chunks that the store lacks and that are not captured in idle time: the next turn finds their rows in
+            the engine's prefix cache, and few other prompts showed them.
         placed: the prompt with rows of its conversation; None where it takes none.
         kept: where these are, by the ids of its pieces.
         failed: whether what it takes could not be read or written.
@@ -154,6 +159,7 @@ class RequestPlan:
     lacking: bool = False
     awaits: bool = False
     continued: float = 0.0
+    passing: frozenset[str] = frozenset()
     placed: Prompt | None = None
     kept: Mapping[str, KeptSpan] = field(default_factory=dict)
     linked: int = field(default=0, init=False)
@@ -162,6 +168,13 @@ class RequestPlan:
     failed: bool = field(default=False, init=False)
     margin: float | None = field(default=None, init=False)
     causes: Mapping[str, Cause] = field(default_factory=dict, init=False)
+
+    @property
+    def kept_names(self) -> dict[str, str]:
+        """The ids of its pictures' chunks, by the engine's names of these, where its rows are kept afterwards."""
+        chunks = (chunk.id for _, chunk in self.prompt.chunk_segments)
+        names = (item.identifier for item in self.request.items)
+        return dict(zip(names, chunks, strict=True)) if self.request.keeps else {}
 
     def reads(self, ready: int) -> bool:
         """Return whether rows are chosen by what the question attends, where `ready` rows are there already."""
@@ -178,11 +191,12 @@ class RequestPlan:
         self.linked = self.patched = 0
 
     def encodings(self, ready: int) -> tuple[tuple[str, str], ...]:
-        """Return the stored chunks of pictures with rows from `ready` on, by the engine's names of these pictures.
+        """Return the chunks of pictures with rows from `ready` on whose encoder outputs are at hand.
 
-        The encoder outputs of pictures whose rows are taken are of use too, where a step ends within such rows.
+        They are stored, or a worker has them of the conversation; with the engine's name of the picture before each.
+        Those of pictures whose rows are taken are of use too, where a step ends within such rows.
         """
-        missing = {chunk.id for chunk in self.missing}
+        missing = set() if self.kept else {chunk.id for chunk in self.missing}
         places = zip(self.request.items, self.prompt.chunk_segments, strict=True)
         return tuple(
             (item.identifier, chunk.id)
@@ -249,6 +263,8 @@ class RequestPlanning:
         self.kept_prompts = KeptPromptIndex(spec)
         self._met: LatestDict[bytes, RecentSightings] = LatestDict(MOST_MET)
         self._continuations: LatestDict[bytes, Continuations] = LatestDict(MOST_MET)
+        # By tenant, after how many lists of antecedents each chunk was met.
+        self._contexts: LatestDict[bytes, RecentSightings] = LatestDict(MOST_MET)
 
     def strategy_of(self, request: ServedRequest) -> Any:
         """Return the name of the strategy that a request asks for, as it is given."""
@@ -275,6 +291,9 @@ class RequestPlanning:
         costs = replace(costs or RowCosts(), continued=lambda prompt: continued)
         made = self._plan(request, prompt, costs, measured or MeasuredLanes())
         made.continued = continued
+        if continued > MOST_CONTINUED:
+            contexts = self._contexts.latest(request.store_salt, RecentSightings)
+            made.passing = frozenset(chunk.id for chunk in made.missing if contexts.count((chunk.id,)) < FEW_CONTEXTS)
         if not made.awaits:
             made.causes = self._find_causes(request, made)
         return made
@@ -330,7 +349,10 @@ class RequestPlanning:
         if not kept:
             plain = LinkPlan("plain", prompt.tokens, layers, ())
             return RequestPlan(request, prompt, plain, missing, remark="no rows of its conversation are kept yet")
-        plan = LinkPlan(f"auto:{Lane.SURVIVOR}", prompt.tokens, layers, ranges)
+        again = None
+        if self._second_pass is None and self.policy.survivor_share > 0:
+            again = recomputation(placed, left_rows(placed), self.policy.survivor_share, knowledge.layouts)
+        plan = LinkPlan(f"auto:{Lane.SURVIVOR}", prompt.tokens, layers, ranges, recomputation=again)
         return RequestPlan(request, prompt, plan, missing, CachedSpans.of(plan), placed=placed, kept=kept)
 
     def _count_continuation(self, request: ServedRequest, prompt: Prompt, again: bool) -> float:
@@ -388,7 +410,11 @@ class RequestPlanning:
     def _count_sightings(self, request: ServedRequest, prompt: Prompt) -> dict[tuple[str, tuple[str, ...]], int]:
         """Count each chunk with its antecedents once; return how often they were met lately, this time included."""
         places, met = {(chunk.id, before) for _, chunk, before in chunks_after(prompt)}, self._met_by(request)
-        return {(name, before): met.add((*before, name)) for name, before in sorted(places)}
+        counts = {(name, before): met.add((*before, name)) for name, before in sorted(places)}
+        contexts = self._contexts.latest(request.store_salt, RecentSightings)
+        for name in (name for (name, _), count in counts.items() if count == 1):
+            contexts.add((name,))
+        return counts
 
     def _supported(self, plan: LinkPlan, lacking: bool, margin: Any) -> tuple[LinkPlan, str | None]:
         """Return a plan, with the margin that its request asks for, and why it cannot be carried out."""

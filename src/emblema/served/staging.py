@@ -34,7 +34,7 @@ class StagingOrder:
         request_id: of the engine.
         salt: of the tenant's store.
         prompt, plan: the request's.
-        encodings: chunks whose encoder output may be needed, by the engine's name of the picture.
+        encodings: chunks whose encoder output may be needed, with the engine's name of the picture before each.
         awaited: whether the request waits until it is staged.
         kept: where rows of its conversation are, by the ids of its pieces.
     """
@@ -226,4 +226,8 @@ class RowStager:
             found = store.find(chunk)
             if found is not None and found.encoded.embeds.shape[1] > 0:
                 encodings[identifier] = found.encoded.embeds[found.encoded.visual]
+                continue
+            kept = self.kept_rows.encoding(chunk) if order.kept else None
+            if kept is not None:
+                encodings[identifier] = kept
         return StagedRows(order, rows, patches, encodings, held)

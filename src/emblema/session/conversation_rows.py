@@ -57,12 +57,19 @@ class ConversationRows:
         runs, pictures, table = list[tuple[str, KeptRows]](), dict[str, KeptRows](), prefill.linked.table
         rows = table.rows[: prefill.linked.rows].tolist()
         slots = {row: slot for slot, row in enumerate(rows)}
+        again = prefill.plan.recomputation
+
+        def changed(run: PromptRun) -> bool:
+            """Return whether some of its rows may have been computed again."""
+            return again is not None and any(start < run.stop and run.start < stop for start, stop in again.candidates)
+
         for run in runs_of(prompt):
             first = slots.get(run.start)
             whole = first is not None and slots.get(run.stop - 1) == first + run.stop - run.start - 1
             if first is None or not whole or run.name in pictures:
                 continue
-            taken = before.get(run.name) if run.part is not None and run.part.state is RowState.WRITTEN else None
+            written = run.part is not None and run.part.state is RowState.WRITTEN and not changed(run)
+            taken = before.get(run.name) if written else None
             if taken is None or not (prefill.usage.finite or taken.piece.finite):
                 taken = self._copy(prompt, run, table, first, pictures)
             runs.append((run.name, taken))

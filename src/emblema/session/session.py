@@ -187,11 +187,11 @@ class Session:
         kinds = {TEXT, *(part.chunk.kind for part in request.prompt.chunk_parts)}
         trusted = frozenset(kind for kind in kinds if self.trusts(kind, Lane.SURVIVOR, request.strategy))
         prompt, strategy = self.conversations.place(request.prompt, trusted), request.strategy
-        if strategy_name(strategy) != "auto":
+        strategy = parse(strategy) if isinstance(strategy, str) else strategy
+        strategy = replace(strategy, kept=True) if isinstance(strategy, QueryStrategy | Auto) else strategy
+        if not isinstance(strategy, Auto):
             # What is new is computed after what was kept; canonical rows have seen nothing of it.
             prompt = prompt.map_chunks(_computed_in_place)
-            strategy = parse(strategy) if isinstance(strategy, str) else strategy
-            strategy = replace(strategy, kept=True) if isinstance(strategy, QueryStrategy) else strategy
         placed = replace(request, prompt=prompt, strategy=strategy)
         prefill = self.linker.link(placed, learn_later=learn_later)
         self.conversations.keep(prefill)

@@ -208,7 +208,8 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
         def readings(model: Any) -> QuestionRuns:
             packing = PackedForward(model, layers, lambda: worker.pages, self._config.cache_config.block_size)
             positions = attention.PromptPositions(model)
-            return QuestionRuns(worker.spec.device, worker, worker.stager.drop, packing, positions, give_encoding)
+            device, drop = worker.spec.device, worker.stager.drop
+            return QuestionRuns(device, worker, drop, packing, positions, give_encoding, self._agree)
 
         self._loads.append(LinkRuns(worker, give_encoding, self._agree))
         self._make_readings = readings
@@ -403,7 +404,12 @@ class EmblemaConnector(KVConnectorBase_V1, SupportsHMA):
         self._planner.encoded.follow((own for pictures in encoded.values() for _, own in pictures), told.freed)
         staged = {name: self._planner.staged_pictures(name, pictures) for name, pictures in encoded.items()}
         step = self._planner.step_metadata(scheduled, self._blocks_of, quiet, alone)
-        step = replace(step, encodings={name: pictures for name, pictures in staged.items() if pictures})
+        kept = [self._planner.kept_pictures(name, [own for _, own in each]) for name, each in encoded.items()]
+        step = replace(
+            step,
+            encodings={name: pictures for name, pictures in staged.items() if pictures},
+            kept_pictures=tuple(pair for pairs in kept for pair in pairs),
+        )
         for name in scheduled:
             plan = self._planner.get(name)
             if name in self._requests:

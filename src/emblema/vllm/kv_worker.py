@@ -127,6 +127,13 @@ class KVWorker:
         held = staged.encodings
         return {each.name: held[each.known_as] for each in prompt.features if each.known_as in held}
 
+    def keep_encodings(self, chunks: Iterable[tuple[str, str]]) -> None:
+        """Keep what the encoder made of pictures for their conversation; see `StagedPrompts`."""
+        for name, chunk in chunks:
+            encoding = self._encoder_output(name)
+            if encoding is not None:
+                self.stager.kept_rows.put_encoding(chunk, self.keeper.copy_encoding(encoding))
+
     def encodings(self, request_id: str) -> Mapping[str, Tensor]:
         """Return what is staged of what the encoder made, by vLLM's names of the request's pictures.
 
@@ -176,8 +183,11 @@ class KVWorker:
         for capture in captured:
             read = partial(self._read, capture.blocks, len(capture.anchor), capture.tokens)
             self.keeper.keep_chunk(capture.salt, capture.chunk, read, self._encoder_output(capture.identifier))
+        self.keep_encodings(step.kept_pictures)
         for kept in step.keeps:
-            self.stager.kept_rows.put(kept.name, self.keeper.copy(self._read(kept.blocks, 0, kept.rows)))
+            # Of a picture that another request had encoded before.
+            self.keep_encodings(each for each in kept.pictures if not self.stager.kept_rows.has_encoding(each[1]))
+            self.stager.kept_rows.put(kept, self.keeper.copy(self._read(kept.blocks, 0, kept.rows)))
         for prompt in step.patches:
             began = time.monotonic()
             if not prompt.alone and began < self._read_from:

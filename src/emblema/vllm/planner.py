@@ -369,7 +369,7 @@ class RequestPlanner:
             self._stagings[request_id].stepped = True
             plan.linked, plan.patched = loaded.linked, plan.cached.patched_rows(loaded.taken)
             self._links.add(request_id)
-            self._link_orders.append(LinkOrder(request_id, prompt, loaded.taken, loaded.computed))
+            self._link_orders.append(LinkOrder(request_id, prompt, loaded.taken, loaded.computed, plan.kept_names))
 
     def end_load(self, request_id: str, succeeded: bool) -> None:
         """Note that the workers are done with what a request waits for; where that failed, it is computed."""
@@ -514,7 +514,8 @@ class RequestPlanner:
                 name, gone = self.maker.kept_prompts.keep(plan.request.store_salt, plan.placed or plan.prompt)
                 forgotten += gone
                 if name is not None:
-                    keeps.append(KeepOrder(name, blocks(request_id), plan.prompt.tokens))
+                    shown = tuple(plan.kept_names.items())
+                    keeps.append(KeepOrder(name, blocks(request_id), plan.prompt.tokens, shown))
         readings, choices = self.readings.take()
         orders, self._orders = self._orders, {}
         links, self._link_orders = self._link_orders, []
@@ -539,6 +540,12 @@ class RequestPlanner:
     def staged_pictures(self, request_id: str, pictures: Sequence[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
         """Return those of a request's pictures, by number and name, whose encoder outputs may be staged."""
         return tuple(pictures) if request_id in self._stagings else ()
+
+    def kept_pictures(self, request_id: str, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+        """Return the chunks of some of a request's pictures, each after its name, where the request's rows are kept."""
+        plan = self._plans.get(request_id)
+        chunks = {} if plan is None else plan.kept_names
+        return tuple((name, chunks[name]) for name in names if name in chunks)
 
     def take_counts(self) -> LinkCounts:
         """Return what was linked since the last call."""

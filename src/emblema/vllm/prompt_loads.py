@@ -35,15 +35,26 @@ class StagedPrompts(Protocol):
             EmblemaError: the rows are not there.
         """
 
+    def keep_encodings(self, chunks: Iterable[tuple[str, str]]) -> None:
+        """Keep what the encoder made of pictures, whose prompts' rows are kept afterwards.
+
+        Args:
+            chunks: of the pictures, with the runner's name of each before it.
+        """
+
 
 class LoadedPrompt(Protocol):
     """A prompt whose rows are being made.
 
     Attributes:
         order: what is made.
+        encodings: what the encoder made of its pictures, by their names in the order, as far as it is staged.
+        encoded: names of its pictures that the runner has.
         lost: whether this worker missed something; its rows go on as the other workers' do.
     """
 
+    encodings: dict[str, Tensor]
+    encoded: set[str]
     lost: bool
 
     @property
@@ -62,10 +73,16 @@ class PromptLoads(ABC, Generic[Made]):
     Args:
         staged: has the rows that prompts take.
         hand_over: see `HandOver`; None where nothing takes encoder outputs.
+        agree: returns which of some facts are so on all workers.
     """
 
-    def __init__(self, staged: StagedPrompts, hand_over: HandOver | None) -> None:
-        self._staged, self._hand_over = staged, hand_over
+    def __init__(
+        self,
+        staged: StagedPrompts,
+        hand_over: HandOver | None,
+        agree: Callable[[list[bool]], list[bool]] = list,
+    ) -> None:
+        self._staged, self._hand_over, self._agree = staged, hand_over, agree
         self._under_way: dict[str, Made] = {}
         self._count = 0
         self._finished: set[str] = set()
@@ -101,6 +118,33 @@ class PromptLoads(ABC, Generic[Made]):
         self._finished, self._failed = set(), set()
         return finished, failed
 
+    def _run(self, made: Made, rows: Rows, encoded: Container[str], given: set[str]) -> SideRun:
+        """Return some rows of a prompt as a run of their own.
+
+        Pictures among them that the runner lacks are encoded, or what the encoder made of them is handed over.
+
+        Args:
+            made: the prompt.
+            rows: them.
+            encoded: names of pictures that the runner has.
+            given: names of those that it gets in this step; some are added.
+        """
+        self._count += 1
+        prompt, hand_over = made.order.prompt, self._hand_over
+        shown = [each.name for each in prompt.features if each.start < rows[1] and rows[0] < each.stop]
+        lacking = [name for name in shown if name not in encoded and name not in given]
+        staged = [hand_over is not None and name in made.encodings for name in lacking]
+        # All workers run the encoder together or not at all.
+        staged = self._agree(staged) if staged else staged
+        if hand_over is not None:
+            for name in (name for name, here in zip(lacking, staged, strict=True) if here):
+                hand_over(name, made.encodings[name])
+        given.update(lacking)
+        made.encoded.update(lacking)
+        wanted = {name for name, here in zip(lacking, staged, strict=True) if not here}
+        encode = tuple(index for index, each in enumerate(prompt.features) if each.name in wanted)
+        return SideRun(prompt, f"{made.order.request_id}\0gap-{self._count}", rows[0], rows[1] - rows[0], encode)
+
     def _guarded(self, made: Made, work: Callable[[Made], None]) -> None:
         """Do a part of a prompt; what fails is a loss."""
         try:
@@ -114,5 +158,9 @@ class PromptLoads(ABC, Generic[Made]):
         name = made.order.request_id
         del self._under_way[name]
         self._finished.add(name)
+        if made.order.keeps:
+            shown = [each for each in made.order.prompt.features if each.name in made.encoded]
+            self._staged.keep_encodings([(each.name, made.order.keeps[each.known_as]) for each in shown])
+        self._unneeded |= made.encoded
         if failed:
             self._failed.add(name)

@@ -6,20 +6,21 @@ KV is there, or that it could not be had. All workers of a model add the same ro
 depends on what the scheduler's side says alone. An error of one worker is a loss that it reports.
 """
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from emblema.errors import EmblemaError
+from emblema.link.prompt import Rows
 from emblema.link.second_pass import margin_of, spanned_rows
 from emblema.vllm.attention import PromptPositions
 from emblema.vllm.packed_rows import NotedQuestion, PackedForward, PackedRows, packed_prompt
 from emblema.vllm.prompt_loads import HandOver, PromptLoads, StagedPrompts
 from emblema.vllm.readings import QueryReading, ReadingPhase
 from emblema.vllm.side_rows import SideRun
-from emblema.vllm.step_metadata import QuestionReport, ReadingOrder, StepMetadata
+from emblema.vllm.step_metadata import PlacedFeature, QuestionReport, ReadingOrder, SidePrompt, StepMetadata
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +32,8 @@ class Reading:
         state: which rows are next.
         noted: what its question attends.
         first: its first row that was not there before; all pages from there on are its own.
-        encodings: what the encoder made of its pictures, by their names in the order.
+        encodings: what the encoder made of its pictures, by their names in the order, but for new ones.
+        encoded: names of new pictures that the runner has.
         positions: of its prompt [axes, rows] or [rows] int64.
         pack: its rows in the step under way.
         lost: whether this worker missed something; its rows go on as the other workers' do.
@@ -42,6 +44,7 @@ class Reading:
     noted: NotedQuestion
     first: int
     encodings: dict[str, Tensor] = field(default_factory=dict)
+    encoded: set[str] = field(default_factory=set)
     positions: Tensor = field(default_factory=lambda: torch.empty(0))
     pack: PackedRows | None = None
     lost: bool = False
@@ -52,7 +55,7 @@ class QuestionRuns(PromptLoads[Reading]):
 
     Args:
         device: of the pages.
-        staged, hand_over: see `PromptLoads`; nothing is staged of a reading once it has begun.
+        staged, hand_over, agree: see `PromptLoads`; nothing is staged of a reading once it has begun.
         drop: lets go of what is staged for a request.
         packing: has its model compute packed rows.
         positions: of prompts.
@@ -66,15 +69,16 @@ class QuestionRuns(PromptLoads[Reading]):
         packing: PackedForward,
         positions: PromptPositions,
         hand_over: HandOver | None,
+        agree: Callable[[list[bool]], list[bool]] = list,
     ) -> None:
-        super().__init__(staged, hand_over)
+        super().__init__(staged, hand_over, agree)
         self._device, self._drop, self._packing, self._positions = device, drop, packing, positions
         self._questions: dict[str, QuestionReport] = {}
         self._margins: dict[str, float] = {}
 
     def begin_step(self, step: StepMetadata) -> None:
         for order in step.readings:
-            state = QueryReading(order.texts, order.question)
+            state = QueryReading(order.texts, order.question, _shows_any(order.prompt, order.texts))
             noted = NotedQuestion(order.question, self._packing.layers, self._device)
             first = min(start for start, _ in (*order.taken, *order.texts, order.question))
             reading = self._under_way[order.request_id] = Reading(order, state, noted, first)
@@ -99,20 +103,27 @@ class QuestionRuns(PromptLoads[Reading]):
             raise EmblemaError("nothing takes what the encoder made of its pictures")
         reading.encodings = self._staged.take(order.request_id, order.prompt, order.taken)
         # vLLM's prefix cache has the rows of what ends before.
-        shown = (each for each in order.prompt.features if each.stop > reading.first)
+        known = [*order.taken, order.question]
+        shown = (each for each in order.prompt.features if each.stop > reading.first and _shows(each, known))
         if any(each.name not in reading.encodings for each in shown):
             raise EmblemaError("what the encoder made of its pictures is not stored")
 
     def runs(self, rows: int, slots: int, encoded: Container[str]) -> Sequence[SideRun]:
         made: list[SideRun] = []
+        packed: list[SideRun] = []
+        given: set[str] = set()
         for reading in self._under_way.values():
             reading.pack = None
-            runs = reading.state.next_runs(rows if slots > 0 else 0)
-            if runs:
-                numbers = spanned_rows(runs)
-                made.append(self._packed(reading, numbers))
-                rows, slots = rows - len(numbers), slots - 1
-        self._positions.begin_step([run.prompt.token_ids for run in made])
+            new = reading.state.phase is ReadingPhase.NEW
+            runs = reading.state.next_runs(rows, slots)
+            if new:
+                own = [self._run(reading, run, encoded, given) for run in runs]
+            else:
+                own = [self._packed(reading, spanned_rows(runs))] if runs else []
+                packed += own
+            made += own
+            rows, slots = rows - sum(run.rows for run in own), slots - len(own)
+        self._positions.begin_step([run.prompt.token_ids for run in packed])
         self._packing.begin_step([reading.pack for reading in self._under_way.values() if reading.pack is not None])
         return made
 
@@ -139,7 +150,8 @@ class QuestionRuns(PromptLoads[Reading]):
         for reading in list(self._under_way.values()):
             if not reading.state.step:
                 continue
-            reading.lost |= reading.pack is None or not self._packing.is_complete(reading.pack)
+            new = reading.state.phase is ReadingPhase.NEW
+            reading.lost |= not new and (reading.pack is None or not self._packing.is_complete(reading.pack))
             reading.state.finish_step()
             if reading.state.phase is ReadingPhase.CHOOSE:
                 self._guarded(reading, self._report)
@@ -170,3 +182,13 @@ class QuestionRuns(PromptLoads[Reading]):
         questions, margins = self._questions, self._margins
         self._questions, self._margins = {}, {}
         return questions, margins
+
+
+def _shows(feature: PlacedFeature, rows: Iterable[Rows]) -> bool:
+    """Return whether a picture has any of some rows."""
+    return any(start < feature.stop and feature.start < stop for start, stop in rows)
+
+
+def _shows_any(prompt: SidePrompt, rows: Sequence[Rows]) -> bool:
+    """Return whether any picture has any of some rows."""
+    return any(_shows(feature, rows) for feature in prompt.features)

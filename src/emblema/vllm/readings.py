@@ -28,8 +28,13 @@ LOST = "what its question attends could not be read; its rows were computed"
 
 
 class ReadingPhase(StrEnum):
-    """What a reading is about: text and question run, rows are chosen, these and the question run, or it has ended."""
+    """What a reading is about.
 
+    New pictures run with the text around them, text and question run, rows are chosen, these and the question run, or
+    it has ended.
+    """
+
+    NEW = "new"
     READ = "read"
     CHOOSE = "choose"
     COMPUTE = "compute"
@@ -42,22 +47,29 @@ class QueryReading:
     Args:
         texts: rows before the question that are computed once, in order.
         question: rows that run twice; the prompt's last row is the last of them.
+        shows_new: whether pictures are among the texts, which the encoder has not seen.
 
     Attributes:
         phase: what is to be done next.
         step: the runs of rows of the step under way; empty between steps.
     """
 
-    def __init__(self, texts: Sequence[Rows], question: Rows) -> None:
-        self.phase = ReadingPhase.READ
+    def __init__(self, texts: Sequence[Rows], question: Rows, shows_new: bool = False) -> None:
+        self.phase = ReadingPhase.NEW if shows_new else ReadingPhase.READ
         self.step: tuple[Rows, ...] = ()
         self._question = question
-        self._left: list[Rows] = [*texts, question]
+        self._left: list[Rows] = [*texts] if shows_new else [*texts, question]
 
-    def next_runs(self, rows: int) -> tuple[Rows, ...]:
-        """Begin a step that has room for so many rows, and return the runs of rows that go into it, in order."""
+    def next_runs(self, rows: int, slots: int) -> tuple[Rows, ...]:
+        """Begin a step and return the runs of rows that go into it, in order.
+
+        Args:
+            rows: that the step has room for.
+            slots: places in its batch. A run with new pictures takes one; all other runs of a step take one together.
+        """
         made: list[Rows] = []
-        while self._left and rows > 0:
+        most = slots if self.phase is ReadingPhase.NEW else len(self._left) * min(slots, 1)
+        while self._left and rows > 0 and len(made) < most:
             start, stop = self._left[0]
             end = min(stop, start + rows)
             made.append((start, end))
@@ -77,7 +89,10 @@ class QueryReading:
     def finish_step(self) -> None:
         """End a step whose runs were computed."""
         if self.step and not self._left:
-            self.phase = ReadingPhase.CHOOSE if self.phase is ReadingPhase.READ else ReadingPhase.DONE
+            after = {ReadingPhase.NEW: ReadingPhase.READ, ReadingPhase.READ: ReadingPhase.CHOOSE}
+            self.phase = after.get(self.phase, ReadingPhase.DONE)
+            if self.phase is ReadingPhase.READ:
+                self._left = [self._question]
         self.step = ()
 
     def choose(self, chosen: Sequence[Rows]) -> None:
@@ -147,7 +162,9 @@ class QuestionReader:
         self._extra_rows += again.question_rows
         texts = computed_rows(plan.plan, ready, again.question[0])
         self._orders.append(
-            ReadingOrder(request_id, prompt, taken, texts, again.question, plan.plan.least_margin or 0.0)
+            ReadingOrder(
+                request_id, prompt, taken, texts, again.question, plan.plan.least_margin or 0.0, plan.kept_names
+            )
         )
 
     def note(self, report: WorkerReport) -> None:

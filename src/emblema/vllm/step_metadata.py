@@ -85,6 +85,7 @@ class ReadingOrder:
         taken: rows to write first.
         texts, question: rows to compute.
         least_margin: below this margin the answer does not stand.
+        keeps: see `LinkOrder`.
     """
 
     request_id: str
@@ -93,6 +94,7 @@ class ReadingOrder:
     texts: tuple[Rows, ...]
     question: Rows
     least_margin: float
+    keeps: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +105,14 @@ class LinkOrder:
         request_id: of vLLM.
         prompt: the request's, on its pages; its pictures have names of their own.
         taken, computed: rows to write first, and rows to compute, in order.
+        keeps: its pictures' chunks, by vLLM's names of them, where its rows are kept afterwards.
     """
 
     request_id: str
     prompt: SidePrompt
     taken: tuple[Rows, ...]
     computed: tuple[Rows, ...]
+    keeps: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +158,7 @@ class StepMetadata:
         room: rows that this step has for both together, where prompts are loaded.
         patches: what to read after it.
         keeps: prompts whose rows are kept after it.
+        kept_pictures: chunks of pictures that it encodes, of such prompts, with vLLM's name of the picture before each.
         forgotten: names of kept prompts that are kept no longer.
         computes: whether it has any rows.
         pressed: whether requests come so densely that nothing is to be kept beside them.
@@ -173,6 +178,7 @@ class StepMetadata:
     room: int = 0
     patches: tuple[PatchCapture, ...] = ()
     keeps: tuple[KeepOrder, ...] = ()
+    kept_pictures: tuple[tuple[str, str], ...] = ()
     forgotten: tuple[str, ...] = ()
     computes: bool = True
     pressed: bool = False

@@ -140,48 +140,78 @@ def _digest(names: Sequence[str]) -> bytes:
     return blake3("\n".join(names).encode()).digest(16)
 
 
+@dataclass(frozen=True, slots=True)
+class _WaitingPrompt:
+    """A prompt that nothing has gone on from yet: its number, whether it went on from another, its chunks' names."""
+
+    number: int
+    goes_on: bool
+    names: frozenset[str]
+
+
 class Continuations:
     """Counts of a tenant's new prompts how many a later prompt began with, up to their last chunk.
 
     A prompt that is computed in full leaves an exact prefix, which is worth as much as it is likely to be gone on from.
     Prompts that go on from another are counted apart from those that open something new: a conversation that slides
-    grows at first, and then nothing goes on from its turns.
+    grows at first, and then nothing goes on from its turns. While few of a kind are known, and more of these were gone
+    on from than left, it counts as both kinds do.
     """
 
     def __init__(self) -> None:
         self._count = 0
-        # By the digest up to the last chunk, the number of the prompt and whether it went on from another.
-        self._waiting: dict[bytes, tuple[int, bool]] = {}
+        # By the digest up to the last chunk.
+        self._waiting: dict[bytes, _WaitingPrompt] = {}
         self._known: LatestDict[bytes, None] = LatestDict(KNOWN)
         self._outcomes: dict[bool, deque[bool]] = {goes_on: deque(maxlen=MOST_NEW) for goes_on in (False, True)}
 
     def note(self, prompt: Prompt) -> None:
         """Note a prompt that was answered; one without chunks counts for nothing."""
-        openings = list(openings_of(prompt))
+        openings, names = list(openings_of(prompt)), frozenset(part.name for part in prompt.chunk_parts)
         if not openings:
             return
         self._count += 1
         longest = next((opening for opening in reversed(openings) if opening in self._waiting), None)
         if longest is not None:
-            self._outcomes[self._waiting.pop(longest)[1]].append(True)
+            self._outcomes[self._waiting.pop(longest).goes_on].append(True)
+        elif openings[-1] not in self._known:
+            self._leave(names)
         if openings[-1] not in self._known:
-            self._waiting[openings[-1]] = self._count, self._goes_on(openings)
+            self._waiting[openings[-1]] = _WaitingPrompt(self._count, self._goes_on(openings), names)
         self._known[openings[-1]] = None
-        while self._waiting and self._count - next(iter(self._waiting.values()))[0] > LONGEST:
-            _, goes_on = self._waiting.pop(next(iter(self._waiting)))
-            self._outcomes[goes_on].append(False)
+        while self._waiting and self._count - next(iter(self._waiting.values())).number > LONGEST:
+            left = self._waiting.pop(next(iter(self._waiting)))
+            self._outcomes[left.goes_on].append(False)
+
+    def _leave(self, names: frozenset[str]) -> None:
+        """Count the latest prompt as left of which another shows half of the chunks or more, and does not begin with.
+
+        So a conversation shows at once that something has left it.
+        """
+        alike = (
+            opening
+            for opening, waiting in reversed(self._waiting.items())
+            if 2 * len(names & waiting.names) >= len(waiting.names)
+        )
+        opening = next(alike, None)
+        if opening is not None:
+            self._outcomes[self._waiting.pop(opening).goes_on].append(False)
 
     def share(self, prompt: Prompt) -> float:
         """Return the share of new prompts like this one that are gone on from, as much as is sure.
 
         0 after too few of them. What counts as alike is whether it goes on from another itself.
         """
-        openings = list(openings_of(prompt))
-        alike = self._goes_on(openings)
-        outcomes = self._outcomes[alike]
-        left = sum(self._count - number >= SOON for number, goes_on in self._waiting.values() if goes_on == alike)
-        count = len(outcomes) + left
-        return max(0.0, wilson_interval(sum(outcomes), count)[0]) if count >= LEAST_NEW else 0.0
+        alike = self._goes_on(list(openings_of(prompt)))
+        for kinds in ((alike,), (False, True)):
+            outcomes = [outcome for kind in kinds for outcome in self._outcomes[kind]]
+            late = (each for each in self._waiting.values() if self._count - each.number >= SOON)
+            count = len(outcomes) + sum(each.goes_on in kinds for each in late)
+            if count >= LEAST_NEW:
+                return max(0.0, wilson_interval(sum(outcomes), count)[0])
+            if 2 * sum(outcomes) <= count:
+                break
+        return 0.0
 
     def _goes_on(self, openings: Sequence[bytes]) -> bool:
         """Whether a prompt begins with the whole of another, up to the other's last chunk, and has more chunks."""

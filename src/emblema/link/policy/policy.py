@@ -30,6 +30,8 @@ class Policy:
         forming_seconds: most CPU seconds that forming takes in a minute; None for no bound.
         query_share: share of the rows of pages in an unknown combination that are computed again for a question; 0
             computes such pages in full.
+        survivor_share: share of a conversation's rows that are computed again once something before them has left,
+            where a request takes them; 0 takes them as they are.
         margin: how far apart the probabilities of the two likeliest first tokens have to be for an answer over linked
             rows to stand; the prompt is computed in full otherwise. None for what is certified, and 0.5 before that.
         inline_media_rows: rows prefilled alone after answers, of media that came with a prompt for the second time, as
@@ -56,6 +58,7 @@ class Policy:
     forming_bytes: int = 256 * 2**20
     forming_seconds: float | None = 3.0
     query_share: float = 0.25
+    survivor_share: float = 0.1
     margin: float | None = None
     inline_media_rows: float = 1.0
     inline_media_at_once: bool = False
@@ -104,6 +107,7 @@ _RANGES: tuple[tuple[str, float, float, bool], ...] = (
     ("forming_bytes", 0, math.inf, False),
     ("forming_seconds", 0, math.inf, True),
     ("query_share", 0, 1, False),
+    ("survivor_share", 0, 1, False),
     ("margin", 0, 1, True),
     ("inline_media_rows", 0, math.inf, False),
     ("changed", 0, 1, False),

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from emblema.errors import StrategyError
 from emblema.kv.chunk import Chunk
 from emblema.link.lanes import Lane, Trial, name_of
-from emblema.link.plan import LinkPlan, PatchUse, PrefixOrigin, RowRange, RowSource
-from emblema.link.policy.decide import decide
+from emblema.link.plan import LinkPlan, PatchUse, PrefixOrigin, Recomputation, RowRange, RowSource
+from emblema.link.policy.decide import Decisions, decide
 from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Prompt, Segment
 from emblema.link.strategies.base import Knowledge, Strategy, computed, lay_out, strategy_name, taken
 from emblema.link.strategies.patch import patched
-from emblema.link.strategies.query import recomputation
+from emblema.link.strategies.query import left_rows, recomputation
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,13 @@ class Auto:
     Attributes:
         policy: the bounds; None for the engine's.
         trial: a lane to be measured; no exact prefix is taken then.
+        kept: whether rows before which something has left are computed again in part, as for a conversation that asks
+            for its rows; how many, `Policy.survivor_share` says.
     """
 
     policy: Policy | None = None
     trial: Trial | None = None
+    kept: bool = False
 
     @property
     def name(self) -> str:
@@ -62,10 +65,19 @@ class Auto:
             layers,
             ranges,
             leaving=prompt.slid_rows if decided.in_context else (),
-            recomputation=recomputation(laid, decided.reread, decided.policy.query_share, knowledge.layouts),
+            recomputation=self._second_pass(laid, decided, knowledge),
             least_margin=decided.least_margin,
             decisions=chunks,
         )
+
+    def _second_pass(self, prompt: Prompt, decided: Decisions, knowledge: Knowledge) -> Recomputation | None:
+        """Return the second pass over unread rows, and over those before which something has left."""
+        policy, layouts = decided.policy, knowledge.layouts
+        unread = recomputation(prompt, decided.reread, policy.query_share, layouts)
+        if not self.kept or policy.survivor_share == 0:
+            return unread
+        kept = recomputation(prompt, left_rows(prompt), policy.survivor_share, layouts)
+        return unread.joined(kept) if unread is not None and kept is not None else unread or kept
 
 
 def bounded(strategy: str | Strategy, policy: Policy | None, keep_under: Policy | None = None) -> str | Strategy:

@@ -27,7 +27,8 @@ class QueryStrategy:
     Attributes:
         share: of the candidates, above 0 and at most 1.
         least_margin: see `LinkPlan`.
-        kept: whether rows that were kept after a slide may be chosen too, as for a conversation that asks for its rows.
+        kept: whether rows before which something has left may be chosen too, as for a conversation that asks for its
+            rows.
     """
 
     share: float
@@ -46,7 +47,7 @@ class QueryStrategy:
 
         ranges = lay_out(prompt, knowledge, chunk_ranges, in_context=True)
         plan = LinkPlan(self.name, prompt.tokens, layers, ranges, leaving=prompt.slid_rows)
-        kept = _rows_after_a_slide(prompt) if self.kept else []
+        kept = left_rows(prompt) if self.kept else ()
         candidates = tuple(sorted((*unread_rows(prompt, knowledge.anchor), *kept)))
         again = recomputation(prompt, candidates, self.share, knowledge.layouts)
         return replace(plan, recomputation=again, least_margin=None if again is None else self.least_margin)
@@ -82,14 +83,17 @@ def unread_rows(
     return tuple((start, min(stop, question)) for start, stop in found if start < question)
 
 
-def _rows_after_a_slide(prompt: Prompt) -> list[Rows]:
-    """Return the rows that were kept though something before them has left, up to the question."""
+def left_rows(prompt: Prompt) -> tuple[Rows, ...]:
+    """Return the kept rows before which something has left since the request before, up to the question.
+
+    A second pass is kept too: what it corrects once stays so.
+    """
     question = prompt.question_rows[0]
-    return [
+    return tuple(
         (segment.start, min(segment.stop, question))
         for segment in prompt.segments
-        if isinstance(segment.part, ChunkPart) and segment.part.kept_after_slide and segment.start < question
-    ]
+        if isinstance(segment.part, ChunkPart) and segment.part.left_since and segment.start < question
+    )
 
 
 def _is_causal(chunk: Chunk) -> bool:
