@@ -3,7 +3,6 @@
 The scheduler's side knows what is kept, and sets it into prompts; the workers hold the rows, each those of its heads.
 """
 
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +14,6 @@ from torch import Tensor
 from emblema.errors import LoadError
 from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.layout import KVRows, LayerRows
-from emblema.latest import LatestDict
 from emblema.link.kept_rows import TEXT, KeptConversation, KeptRows, PromptRun, new_id, place_kept, runs_of
 from emblema.link.prompt import Prompt
 from emblema.models.positions import chunk_positions
@@ -175,7 +173,8 @@ class KeptPromptRows:
         self._lock = threading.Lock()
         self._rows: dict[str, Callable[[], Sequence[LayerRows]]] = {}
         self._shown: dict[str, tuple[str, ...]] = {}
-        self._encodings: LatestDict[str, Callable[[], Tensor]] = LatestDict(sys.maxsize)
+        # The latest at the end.
+        self._encodings: dict[str, Callable[[], Tensor]] = {}
 
     def put(self, order: KeepOrder, rows: Callable[[], Sequence[LayerRows]]) -> None:
         """Hold the rows of a prompt."""
@@ -186,11 +185,12 @@ class KeptPromptRows:
     def put_encoding(self, chunk: str, encoding: Callable[[], Tensor]) -> None:
         """Hold what the encoder made of a picture [media tokens, width], by its chunk's id."""
         with self._lock:
+            self._encodings.pop(chunk, None)
             self._encodings[chunk] = encoding
             self._let_go()
 
     def has_encoding(self, chunk: str) -> bool:
-        """Return whether it is held what the encoder made of a picture."""
+        """Return whether what the encoder made of a picture is held."""
         with self._lock:
             return chunk in self._encodings
 
