@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emblema.link.plan import ChunkOrigin, LinkPlan, Recomputation, RowRange, RowSource
@@ -126,9 +126,8 @@ def carried_out(reading: QueryReading, rooms: list[int]) -> list[Rows]:
     made: list[Rows] = []
     phase = reading.phase
     for rows in [*rooms, *[5] * 200]:
-        runs = reading.next_runs(rows, rows % 3)
-        assert sum(stop - start for start, stop in runs) <= rows
-        assert len(runs) <= rows % 3 or (phase is not ReadingPhase.NEW and rows % 3 > 0)
+        runs = reading.next_runs(rows, 1 + rows % 3)
+        assert sum(stop - start for start, stop in runs) <= rows and len(runs) <= 1 + rows % 3
         assert runs == reading.step
         made += runs
         reading.finish_step()
@@ -148,23 +147,12 @@ def test_both_passes_run_every_row_once_and_in_order(layout, first, second) -> N
     reading = QueryReading(texts, question)
     assert rows_of(carried_out(reading, first)) == rows_of([*texts, question])
     assert reading.phase is ReadingPhase.CHOOSE
-    assert reading.next_runs(100, 1) == ()
+    assert reading.next_runs(100) == ()
     reading.finish_step()
     assert reading.phase is ReadingPhase.CHOOSE
     reading.choose(chosen)
     assert rows_of(carried_out(reading, second)) == rows_of([*chosen, question])
     assert reading.phase is ReadingPhase.DONE
-
-
-@given(layouts(), rooms, rooms)
-def test_new_pictures_run_before_the_question(layout, first, second) -> None:
-    texts, _, question = layout
-    assume(texts)
-    reading = QueryReading(texts, question, shows_new=True)
-    assert rows_of(carried_out(reading, first)) == rows_of(texts)
-    assert reading.phase is ReadingPhase.READ
-    assert rows_of(carried_out(reading, second)) == rows_of([question])
-    assert reading.phase is ReadingPhase.CHOOSE
 
 
 @given(layouts(), rooms)
@@ -175,7 +163,7 @@ def test_steps_with_rows_of_the_question_are_noted_the_first_time(layout, room) 
         if reading.phase is ReadingPhase.CHOOSE:
             reading.choose(chosen)
         first = reading.phase is ReadingPhase.READ
-        own = rows_of(list(reading.next_runs(rows, 1)))
+        own = rows_of(list(reading.next_runs(rows)))
         assert reading.is_noted == (first and any(row >= question[0] for row in own))
         reading.finish_step()
         if reading.phase is ReadingPhase.DONE:

@@ -35,7 +35,9 @@ class Reading:
         encodings: what the encoder made of its pictures, by their names in the order, but for new ones.
         encoded: names of new pictures that the runner has.
         positions: of its prompt [axes, rows] or [rows] int64.
-        pack: its rows in the step under way.
+        shows_new: whether there are pictures among its texts, which the encoder has not seen.
+        pack: its packed rows in the step under way.
+        apart: whether the step has none of these, but runs of their own.
         lost: whether this worker missed something; its rows go on as the other workers' do.
     """
 
@@ -46,7 +48,9 @@ class Reading:
     encodings: dict[str, Tensor] = field(default_factory=dict)
     encoded: set[str] = field(default_factory=set)
     positions: Tensor = field(default_factory=lambda: torch.empty(0))
+    shows_new: bool = False
     pack: PackedRows | None = None
+    apart: bool = False
     lost: bool = False
 
 
@@ -78,10 +82,11 @@ class QuestionRuns(PromptLoads[Reading]):
 
     def begin_step(self, step: StepMetadata) -> None:
         for order in step.readings:
-            state = QueryReading(order.texts, order.question, _shows_any(order.prompt, order.texts))
+            state = QueryReading(order.texts, order.question)
             noted = NotedQuestion(order.question, self._packing.layers, self._device)
             first = min(start for start, _ in (*order.taken, *order.texts, order.question))
             reading = self._under_way[order.request_id] = Reading(order, state, noted, first)
+            reading.shows_new = _shows_any(order.prompt, order.texts)
             self._guarded(reading, self._place)
             self._drop(order.request_id)
         for choice in step.choices:
@@ -113,28 +118,36 @@ class QuestionRuns(PromptLoads[Reading]):
         packed: list[SideRun] = []
         given: set[str] = set()
         for reading in self._under_way.values():
-            reading.pack = None
-            new = reading.state.phase is ReadingPhase.NEW
-            runs = reading.state.next_runs(rows, slots)
-            if new:
-                own = [self._run(reading, run, encoded, given) for run in runs]
-            else:
-                own = [self._packed(reading, spanned_rows(runs))] if runs else []
-                packed += own
+            reading.pack, question = None, reading.order.question[0]
+            # Runs with new pictures are virtual requests of their own, as the runner encodes for one that has them.
+            apart = reading.shows_new and reading.state.phase is ReadingPhase.READ
+            runs = reading.state.next_runs(rows, slots) if apart else reading.state.next_runs(rows if slots > 0 else 0)
+            own = [self._run(reading, run, encoded, given) for run in runs if apart and run[1] <= question]
+            left = spanned_rows(runs[len(own) :])
+            reading.apart = len(left) == 0
+            if not reading.apart:
+                own.append(self._packed(reading, left, question if apart else reading.first))
+                packed.append(own[-1])
             made += own
             rows, slots = rows - sum(run.rows for run in own), slots - len(own)
         self._positions.begin_step([run.prompt.token_ids for run in packed])
         self._packing.begin_step([reading.pack for reading in self._under_way.values() if reading.pack is not None])
         return made
 
-    def _packed(self, reading: Reading, rows: Tensor) -> SideRun:
-        """Return the run of a reading's rows in this step, and hand over its encoder outputs."""
+    def _packed(self, reading: Reading, rows: Tensor, first: int) -> SideRun:
+        """Return the run of a reading's rows in this step, and hand over its encoder outputs.
+
+        Args:
+            reading: it.
+            rows: their numbers [rows] int64.
+            first: row of the prompt that the first of them stands at in the run.
+        """
         self._count += 1
         order, state = reading.order, reading.state
         name = f"{order.request_id}\0query-{self._count}"
         # One that is lost may lack what the encoder made of its pictures.
         whole = replace(order.prompt, features=()) if reading.lost else order.prompt
-        prompt, outputs = packed_prompt(whole, reading.encodings, name, reading.first, rows)
+        prompt, outputs = packed_prompt(whole, reading.encodings, name, first, rows)
         for own, output in outputs.items():
             if self._hand_over is not None:
                 self._hand_over(own, output)
@@ -142,16 +155,16 @@ class QuestionRuns(PromptLoads[Reading]):
         noted = reading.noted if state.is_noted else None
         # A reading that is lost has no positions where it was lost before its first step.
         positions = reading.positions[..., rows] if reading.positions.numel() else torch.zeros_like(rows)
-        reading.pack = PackedRows(order.prompt.blocks, rows, reading.first, positions, noted)
+        reading.pack = PackedRows(order.prompt.blocks, rows, first, positions, noted)
         reading.pack.failed = reading.lost
-        return SideRun(prompt, name, reading.first, len(rows))
+        return SideRun(prompt, name, first, len(rows))
 
     def settle(self) -> None:
         for reading in list(self._under_way.values()):
             if not reading.state.step:
                 continue
-            new = reading.state.phase is ReadingPhase.NEW
-            reading.lost |= not new and (reading.pack is None or not self._packing.is_complete(reading.pack))
+            seen = reading.pack is not None and self._packing.is_complete(reading.pack)
+            reading.lost |= not (seen or reading.apart)
             reading.state.finish_step()
             if reading.state.phase is ReadingPhase.CHOOSE:
                 self._guarded(reading, self._report)

@@ -5,6 +5,7 @@ then runs the chosen rows and the question again. Each part may take several ste
 them. The prompt's last row is then computed once more, by vLLM itself.
 """
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,13 +29,8 @@ LOST = "what its question attends could not be read; its rows were computed"
 
 
 class ReadingPhase(StrEnum):
-    """What a reading is about.
+    """What a reading is about: text and question run, rows are chosen, these and the question run, or it has ended."""
 
-    New pictures run with the text around them, text and question run, rows are chosen, these and the question run, or
-    it has ended.
-    """
-
-    NEW = "new"
     READ = "read"
     CHOOSE = "choose"
     COMPUTE = "compute"
@@ -47,28 +43,26 @@ class QueryReading:
     Args:
         texts: rows before the question that are computed once, in order.
         question: rows that run twice; the prompt's last row is the last of them.
-        shows_new: whether pictures are among the texts, which the encoder has not seen.
 
     Attributes:
         phase: what is to be done next.
         step: the runs of rows of the step under way; empty between steps.
     """
 
-    def __init__(self, texts: Sequence[Rows], question: Rows, shows_new: bool = False) -> None:
-        self.phase = ReadingPhase.NEW if shows_new else ReadingPhase.READ
+    def __init__(self, texts: Sequence[Rows], question: Rows) -> None:
+        self.phase = ReadingPhase.READ
         self.step: tuple[Rows, ...] = ()
         self._question = question
-        self._left: list[Rows] = [*texts] if shows_new else [*texts, question]
+        self._left: list[Rows] = [*texts, question]
 
-    def next_runs(self, rows: int, slots: int) -> tuple[Rows, ...]:
+    def next_runs(self, rows: int, most: int = sys.maxsize) -> tuple[Rows, ...]:
         """Begin a step and return the runs of rows that go into it, in order.
 
         Args:
             rows: that the step has room for.
-            slots: places in its batch. A run with new pictures takes one; all other runs of a step take one together.
+            most: runs that it has room for.
         """
         made: list[Rows] = []
-        most = slots if self.phase is ReadingPhase.NEW else len(self._left) * min(slots, 1)
         while self._left and rows > 0 and len(made) < most:
             start, stop = self._left[0]
             end = min(stop, start + rows)
@@ -89,10 +83,7 @@ class QueryReading:
     def finish_step(self) -> None:
         """End a step whose runs were computed."""
         if self.step and not self._left:
-            after = {ReadingPhase.NEW: ReadingPhase.READ, ReadingPhase.READ: ReadingPhase.CHOOSE}
-            self.phase = after.get(self.phase, ReadingPhase.DONE)
-            if self.phase is ReadingPhase.READ:
-                self._left = [self._question]
+            self.phase = ReadingPhase.CHOOSE if self.phase is ReadingPhase.READ else ReadingPhase.DONE
         self.step = ()
 
     def choose(self, chosen: Sequence[Rows]) -> None:
