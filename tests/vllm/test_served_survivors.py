@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from emblema import Engine, Policy
+from emblema.served.kept_prompts import KeptPromptRows
+from emblema.vllm.readings import LOST
 
 TOLERANCE = 1e-4
 SHOWN = [(0, 1, 2, 3), (1, 2, 3, 4), (2, 3, 4, 5), (2, 4, 5, 6), (2, 4, 5, 6)]
@@ -17,9 +19,10 @@ def subject(request: pytest.FixtureRequest, subjects: Any) -> Any:
     return subjects(request.param)
 
 
-@pytest.fixture(scope="module")
-def served(bench: Any, subject: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return bench.serve(subject.folder, tmp_path_factory.mktemp("store"), subject.vocabulary)
+@pytest.fixture(scope="module", params=[{}, {"max_num_batched_tokens": 96, "max_num_seqs": 2}], ids=["", "small steps"])
+def served(request: pytest.FixtureRequest, bench: Any, subject: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """With small steps a prompt's pictures do not all fit into the encoder's cache."""
+    return bench.serve(subject.folder, tmp_path_factory.mktemp("store"), subject.vocabulary, **request.param)
 
 
 def error(answer: Any, wanted: torch.Tensor) -> float:
@@ -29,7 +32,7 @@ def error(answer: Any, wanted: torch.Tensor) -> float:
 def test_what_stays_is_taken_in_its_place(served: Any, subject: Any) -> None:
     given = subject.prompt(7, seed=5)
     engine = Engine.load(subject.folder, dtype=torch.float32, policy=Policy.quiet())
-    plain = served.ask(given.token_ids, given.pictures, {"strategy": "full"})
+    plain = served.ask(given.token_ids, given.pictures, {"strategy": "full"}, salt="plain")
     encoded = [engine.encode(picture) for picture in given.pictures]
     for turn, order in enumerate(SHOWN):
         shown = given.only(*order)
@@ -47,5 +50,21 @@ def test_what_stays_is_taken_in_its_place(served: Any, subject: Any) -> None:
         new = set(order) - set(SHOWN[turn - 1])
         kept = sum(chunk.tokens for chunk, place in zip(own.prompt.chunk_parts, order, strict=False))
         assert answer.cached >= kept * (4 - len(new)) // 4 - 40
-    again = served.ask(given.token_ids, given.pictures, {"strategy": "full"})
+    again = served.ask(given.token_ids, given.pictures, {"strategy": "full"}, salt="plain")
     assert float((again.logits - plain.logits).abs().max()) <= 2e-5, "plain requests are stock vLLM's as before"
+
+
+def test_what_the_encoder_made_is_not_there(served: Any, subject: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt is computed in full then, and the next one finds what that left."""
+    given = subject.prompt(6, seed=9)
+    turns = [given.only(*order) for order in ((0, 1, 2), (1, 2, 3), (2, 3, 4))]
+    served.ask(turns[0].token_ids, turns[0].pictures, KEEP, salt="lost")
+    plain = served.ask(turns[1].token_ids, turns[1].pictures, {"strategy": "full"}, salt="lost")
+    served.forget_prefixes()
+    with monkeypatch.context() as patch:
+        patch.setattr(KeptPromptRows, "encoding", lambda self, chunk: None)
+        answer = served.ask(turns[1].token_ids, turns[1].pictures, KEEP, salt="lost")
+    assert answer.report["remark"] == LOST and answer.report["linked_tokens"] == 0
+    assert float((answer.logits - plain.logits).abs().max()) <= 2e-5
+    later = served.ask(turns[2].token_ids, turns[2].pictures, KEEP, salt="lost")
+    assert later.report["strategy"] == "auto:survivor" and later.report["linked_tokens"] > 0
