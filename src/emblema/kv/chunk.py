@@ -1,6 +1,6 @@
 """A chunk: a piece of media or text with its own KV, kept without a place in any prompt."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,6 +42,51 @@ class Encoded:
     @property
     def bytes(self) -> int:
         return self.embeds.nbytes + sum(features.nbytes for features in self.deepstack)
+
+    @property
+    def made(self) -> "Encoded":
+        """What the encoder has made, once it has."""
+        return self
+
+
+class DeferredEncoded(Encoded):
+    """What the encoder will make of a piece of media: it runs when embeddings or features are first asked for.
+
+    Args:
+        like: of a piece that has the same tokens and places.
+        encode: runs the encoder; it is dropped once it has.
+    """
+
+    __slots__ = ("_encode", "_made")
+    _encode: Callable[[], Encoded] | None
+    _made: Encoded
+
+    def __init__(self, like: Encoded, encode: Callable[[], Encoded]) -> None:
+        for name in ("token_ids", "positions", "span", "visual", "groups"):
+            object.__setattr__(self, name, getattr(like, name))
+        object.__setattr__(self, "_made", like)
+        object.__setattr__(self, "_encode", encode)
+
+    @property
+    def made(self) -> Encoded:
+        if self._encode is not None:
+            object.__setattr__(self, "_made", self._encode())
+            object.__setattr__(self, "_encode", None)
+        return self._made
+
+    @property
+    def embeds(self) -> Tensor:
+        """See `Encoded`."""
+        return self.made.embeds
+
+    @property
+    def deepstack(self) -> tuple[Tensor, ...]:
+        """See `Encoded`."""
+        return self.made.deepstack
+
+    @property
+    def bytes(self) -> int:
+        return self._made.bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

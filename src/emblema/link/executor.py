@@ -11,7 +11,7 @@ from emblema.errors import PlanError
 from emblema.kv.device import wait_for
 from emblema.kv.layout import LayerRows
 from emblema.link.mapped import cut_map
-from emblema.link.plan import LinkPlan, Recomputation, RowRange, RowSource, Selector
+from emblema.link.plan import ChunkOrigin, LinkPlan, Recomputation, RowRange, RowSource, Selector
 from emblema.link.prompt import Prompt, TextPart
 from emblema.link.second_pass import chosen_rows, spanned_rows
 from emblema.link.taken_rows import LinkJob, TakenRows, relocated
@@ -227,7 +227,7 @@ class _PlanRun:
 
     def _batch(self, rows: Tensor, ranges: list[RowRange]) -> RowBatch:
         adapter, prompt = self.adapter, self.job.prompt
-        embeds, visual, deepstack = embed_rows(adapter, prompt, rows)
+        embeds, visual, deepstack = embed_rows(adapter, prompt, rows, self.plan)
         hidden_from = self._hidden(rows, ranges)
         return RowBatch(
             embeds=embeds,
@@ -302,10 +302,18 @@ def deviation(fresh: LayerRows, held: LayerRows) -> Tensor:
     return deviations
 
 
-def embed_rows(adapter: Adapter, prompt: Prompt, rows: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+def embed_rows(
+    adapter: Adapter, prompt: Prompt, rows: Tensor, plan: LinkPlan | None = None
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Return what the decoder is fed for rows, which are in order.
 
     That is embeddings [rows, hidden], visual flags [rows], deepstack per layer.
+
+    Args:
+        adapter: the model.
+        prompt: the prompt.
+        rows: of the prompt, [rows] int64.
+        plan: by which the other rows are made; None computes all.
     """
     pieces: list[Tensor] = []
     flags: list[Tensor] = []
@@ -325,6 +333,14 @@ def embed_rows(adapter: Adapter, prompt: Prompt, rows: Tensor) -> tuple[Tensor, 
             flags.append(torch.zeros(len(own), dtype=torch.bool))
             continue
         encoded = part.chunk.encoded
+        changed = part.changed
+        if changed is not None and changed.encoded is not None and plan is not None:
+            taken = any(
+                isinstance(rows.origin, ChunkOrigin) and rows.origin.chunk == changed.base.id
+                for rows in plan.ranges
+                if segment.start <= rows.start < segment.stop
+            )
+            encoded = changed.encoded if taken else encoded
         pieces.append(encoded.embeds.to(adapter.device).index_select(0, own.to(adapter.device)))
         flags.append(encoded.visual[own])
         if encoded.deepstack:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from emblema.errors import PromptError
-from emblema.kv.chunk import Chunk
+from emblema.kv.chunk import Chunk, Encoded
 from emblema.kv.keys import ArtifactKey, ArtifactKind
 from emblema.kv.patch import Patch
 
@@ -49,11 +49,14 @@ class ChangedFrom:
         base: the stored picture's chunk, of the same tokens and positions.
         rows: the rows of the new picture that differ, as ranges in order, counted from its start.
         share: of the picture's cells, those that differ.
+        encoded: nearly what the encoder makes of the new picture, made of what differs alone: the rows that differ are
+            computed of this where the others are taken. None where the chunk's own is made so, exactly.
     """
 
     base: Chunk
     rows: tuple[Rows, ...]
     share: float
+    encoded: Encoded | None = None
 
     @property
     def same_rows(self) -> tuple[Rows, ...]:

@@ -44,6 +44,7 @@ from emblema.models.structure import (
 )
 from emblema.models.tables import KVTable
 from emblema.models.token_inputs import token_inputs
+from emblema.models.tower_rows import KeptTowerRows, attends_by_runs
 
 
 class Adapter:
@@ -55,6 +56,8 @@ class Adapter:
 
     Attributes:
         weights: tells whether they are what they were.
+        whole_layers: attention modules of the encoder's layers that attend over whole pictures; see `Family`.
+        tower_rows: of these, of the latest pictures of all tenants.
         layouts: of the rows of each layer that keeps some; in some models the last layers attend those of others.
         devices: of each layer, and of its rows.
         sharded: whether a part of the decoder is elsewhere than `device`; what all layers are given goes to each
@@ -97,6 +100,8 @@ class Adapter:
         self.weights = WatchedWeights(model)
         self._cache_argument = cache_argument(self.decoder)
         self.version = f"{self.family}/{self.kind.version()}"
+        self.whole_layers = self.kind.whole_layers(model)
+        self.tower_rows = KeptTowerRows()
         self.pause: Callable[[], None] | None = None
         # Rows since the last pause.
         self._unpaused = 0.0
@@ -192,7 +197,7 @@ class Adapter:
             name: value.to(self.device, self.dtype) if value.is_floating_point() else value.to(self.device)
             for name, value in prepared.features.items()
         }
-        pause = nullcontext() if self.pause is None else pausing(self.model, self.decoder, self.pause)
+        pause = nullcontext() if self.pause is None else pausing(self.model, self.decoder, self._pause)
         with torch.inference_mode(), pause:
             features = self.kind.encode(self.model, replace(prepared, features=given))
         if features.media.shape[0] != int(visual.sum()):
@@ -204,7 +209,7 @@ class Adapter:
 
     def encode(self, prepared: Prepared) -> Encoded:
         """Run the encoder (not the decoder) on one prepared piece of media."""
-        self._give_way(len(prepared.token_ids))
+        self.give_way(len(prepared.token_ids))
         visual, features = self.features(prepared)
         with torch.inference_mode():
             # Placeholder ids may lie outside the embedding matrix; their rows are overwritten anyhow.
@@ -222,31 +227,10 @@ class Adapter:
         )
 
     def cells(self, prepared: Prepared) -> PictureCells | None:
-        """Return what the encoder reads alone of a picture; None where it reads it as a whole."""
-        return cells_of(self.kind, self.model.config, prepared)
-
-    def encode_changed(self, cells: PictureCells, changed: Sequence[int], base: Encoded) -> Encoded:
-        """Run the encoder on some cells of a picture; all else is as in another of the same shape.
-
-        Args:
-            cells: of the picture.
-            changed: those that differ; none runs nothing.
-            base: what `encode` made of the other.
-        """
-        if not changed:
-            return base
-        part = cells.cut(changed)
-        self._give_way(len(part.token_ids))
-        _, features = self.features(part)
-        order = cells.order(changed).to(self.device)
-        media = base.visual.nonzero().squeeze(1).to(self.device)
-        with torch.inference_mode():
-            embeds = base.embeds.to(self.device, copy=True)
-            embeds[media[order]] = features.media.to(embeds)
-            deepstack = tuple(layer.to(self.device, copy=True) for layer in base.deepstack)
-            for layer, own in zip(deepstack, features.deepstack, strict=True):
-                layer[order] = own.to(layer)
-        return replace(base, embeds=embeds, deepstack=deepstack)
+        """Return the cells of a picture, which are encoded apart; None where that cannot be done."""
+        if self.whole_layers and not attends_by_runs(self.whole_layers):
+            return None
+        return cells_of(self.kind, self.model.config, prepared, not self.whole_layers)
 
     def encode_text(self, token_ids: Tensor) -> Encoded:
         """Return what the decoder is fed for a passage of text, token ids [tokens]."""
@@ -293,21 +277,24 @@ class Adapter:
                 parts = [own for part in parts for own in part.by_hidden()]
             hidden, left = [], len(batch.slots)
             for part in parts:
-                self._give_way(len(part.slots))
+                self.give_way(len(part.slots))
                 left -= len(part.slots)
                 own = None if wanted is None else min(len(part.slots), max(0, wanted - left))
                 run = self._run(part, table, own)
                 hidden.append(run if own is None else run[len(run) - own :])
             return hidden[0] if len(hidden) == 1 else torch.cat(hidden)
 
-    def _give_way(self, rows: float) -> None:
+    def give_way(self, rows: float) -> None:
         """Pause if so many more rows would be more than a block since the last pause."""
         if self._unpaused and self._unpaused + rows > self.block_rows:
-            if self.pause is not None:
-                with attending_anew():
-                    self.pause()
+            self._pause()
             self._unpaused = 0.0
         self._unpaused += rows
+
+    def _pause(self) -> None:
+        if self.pause is not None:
+            with attending_anew():
+                self.pause()
 
     def _run(self, batch: RowBatch, table: KVTable, wanted: int | None = None, narrow: Narrow | None = None) -> Tensor:
         """Run rows through the decoder; return hidden states after the norm of those that stay to the end.
@@ -327,7 +314,7 @@ class Adapter:
             self.devices,
             seen,
             narrow,
-            lambda rows: self._give_way(rows * share),
+            lambda rows: self.give_way(rows * share),
             self._convolutions,
             self._mixers,
         )

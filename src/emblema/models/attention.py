@@ -54,9 +54,13 @@ _wanted = _Wanted()
 
 def stock_attend(module: Any, *args: Any, **extra: Any) -> Any:
     """Attend as the model does by itself, in transformers' interface; `module` is the layer's attention."""
-    blocks = _blocks.get(id(module.config))
-    name = module.config._attn_implementation if blocks is None else blocks.before
-    return _functions().get(name, _eager_attend(module))(module, *args, **extra)
+    return _functions().get(stock_attention(module.config), _eager_attend(module))(module, *args, **extra)
+
+
+def stock_attention(config: Any) -> str:
+    """Return the name of the attention function of a configuration, whatever blocks are open on it."""
+    blocks = _blocks.get(id(config))
+    return str(config._attn_implementation if blocks is None else blocks.before)
 
 
 def _eager_attend(module: Any) -> Attend | None:

@@ -85,7 +85,7 @@ class NewMedia:
             return request, 0
         prefix = knowledge.find_prefix(prompt)
         new = worth_capturing(prompt, knowledge, knowledge.costs, policy, 0 if prefix is None else prefix.rows)
-        made = {id: replace(chunk, rows=self.adapter.capture(chunk.encoded)) for id, chunk in new.items()}
+        made = {id: self._captured(chunk) for id, chunk in new.items()}
         stored = {id: chunk for id, chunk in made.items() if self._store(chunk)}
 
         def with_rows(segment: Segment, part: ChunkPart) -> ChunkPart:
@@ -136,7 +136,7 @@ class NewMedia:
             stored = name in self.store
             if not stored and name not in deleted:
                 self._rows -= chunk.tokens
-                stored = self._store(replace(chunk, rows=self.adapter.capture(chunk.encoded)))
+                stored = self._store(self._captured(chunk))
                 self._count(rows=chunk.tokens, made=int(stored))
             if stored:
                 self._seen.pop(name, None)
@@ -144,6 +144,11 @@ class NewMedia:
                 self._count(dropped=1)
         for job, policy in jobs:
             form(job, policy)
+
+    def _captured(self, chunk: Chunk) -> Chunk:
+        """Return a chunk with its rows, prefilled alone."""
+        encoded = chunk.encoded.made
+        return replace(chunk, encoded=encoded, rows=self.adapter.capture(encoded))
 
     def _store(self, chunk: Chunk) -> bool:
         """Store a chunk; return whether the store has it now."""

@@ -77,7 +77,7 @@ class Session:
         self._solo = solo or SoloDecoding(adapter, None if adapter.sharded else step_recorder(adapter.device))
         self._preparer = preparer
         self._defer_idle = False
-        self.chunk_builder = ChunkBuilder(adapter, preparer, store, limits, policy.changed)
+        self.chunk_builder = ChunkBuilder(adapter, preparer, store, limits, policy.changed, policy.changed_bytes)
         self.prompt_reader = PromptReader(preparer, limits.text_bytes)
         self.policy_runtime = PolicyRuntime(adapter, store, policy, patch_worker)
         self.linker = Linker(adapter, store, self.policy_runtime)

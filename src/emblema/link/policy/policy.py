@@ -39,6 +39,8 @@ class Policy:
         inline_media_at_once: whether that is done when they come for the first time.
         changed: share of a picture's cells that may differ from a stored picture's for its other rows to be taken from
             there; 0 computes such a picture as any new one.
+        changed_bytes: rows that are kept of encoders that attend over whole pictures, of the latest pictures, for what
+            differs to be encoded alone; 0 keeps none and computes such pictures as any new one.
 
     Raises:
         EmblemaError: a bound is out of range.
@@ -63,6 +65,7 @@ class Policy:
     inline_media_rows: float = 1.0
     inline_media_at_once: bool = False
     changed: float = 0.25
+    changed_bytes: int = 256 * 2**20
 
     def __post_init__(self) -> None:
         for name, low, high, optional in _RANGES:
@@ -72,7 +75,7 @@ class Policy:
             number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
             if not number or not low <= value <= high:
                 raise EmblemaError(f"policy: {name} is {value!r}: give a number from {low:g} to {high:g}")
-        for name in ("rank", "sightings", "forming_bytes"):
+        for name in ("rank", "sightings", "forming_bytes", "changed_bytes"):
             if getattr(self, name) is not None and not isinstance(getattr(self, name), int):
                 raise EmblemaError(f"policy: {name} is {getattr(self, name)!r}: give a whole number")
         if not self.share > 0:
@@ -111,4 +114,5 @@ _RANGES: tuple[tuple[str, float, float, bool], ...] = (
     ("margin", 0, 1, True),
     ("inline_media_rows", 0, math.inf, False),
     ("changed", 0, 1, False),
+    ("changed_bytes", 0, math.inf, False),
 )

@@ -13,6 +13,9 @@ from emblema.kv.chunk import ChunkKind
 from emblema.models.positions import Grid
 from emblema.models.video_settings import VideoSettings
 
+PART, PART_SIZES = "part", "part_sizes"
+"""Of a picture that is encoded in part: its tokens [tokens] int64 that are, and how many of them each window has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -37,6 +40,10 @@ class Features:
 
     media: Tensor
     deepstack: tuple[Tensor, ...] = ()
+
+    def of(self, tokens: slice) -> "Features":
+        """Return those of some media tokens."""
+        return Features(self.media[tokens], tuple(layer[tokens] for layer in self.deepstack))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +163,19 @@ class Family:
         """Return whether media tokens of one picture attend each other both ways."""
         return False
 
-    def window_side(self, config: Any) -> int | None:
-        """Return how many tokens a window of the encoder has along a side, if it attends within windows alone."""
+    def cell_side(self, config: Any) -> int | None:
+        """Return how many tokens a window of the encoder has along a side; 1 without any; None without tokens' grids.
+
+        Encoders with one encode a picture in part: `encode` takes `PART`.
+        """
         return None
+
+    def whole_layers(self, model: nn.Module) -> tuple[nn.Module, ...]:
+        """Return the attention modules of the encoder's layers that attend over a whole picture, where it has windows.
+
+        See `cell_side`.
+        """
+        return ()
 
     def blanks(self, config: Any) -> tuple[int, ...]:
         """Token ids that the family's own forward embeds as id 0 wherever they stand; features may overwrite them."""

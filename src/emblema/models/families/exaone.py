@@ -11,6 +11,7 @@ class Exaone(QwenVL):
     name = "EXAONE 4.5"
     model_types = ("exaone4_5",)
     notes = "one position axis; sliding layers, and full layers without positions; native video"
+    in_parts = False
 
     def markers(self, kit: Toolkit, kind: ChunkKind) -> tuple[list[int], list[int]]:
         return kit.ids("<vision>"), kit.ids("</vision>")

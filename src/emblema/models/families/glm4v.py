@@ -15,6 +15,7 @@ class Glm4v(QwenVL):
     model_types = ("glm4v", "glm4v_moe", "glm46v", "glm_ocr")
     notes = "M-RoPE on half of each head, in pairs; native video with time stamps"
     time_stamps = True
+    in_parts = False
 
     def placeholder(self, config: Any, kind: ChunkKind) -> int | None:
         # Frames of a video follow the image token too.

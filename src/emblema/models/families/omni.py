@@ -21,6 +21,7 @@ class Omni(QwenVL):
     name = "Qwen2.5-Omni"
     model_types = ("qwen2_5_omni_thinker",)
     notes = "exploratory: the thinker alone; pictures, video without its sound, audio"
+    in_parts = False
 
     def markers(self, kit: Toolkit, kind: ChunkKind) -> tuple[list[int], list[int]]:
         prefix, names = ("audio", _AUDIO_ENDS) if kind == "audio" else ("vision", _VISION_ENDS)

@@ -1,6 +1,6 @@
 """Qwen2-VL, Qwen2.5-VL and Qwen3-VL: grids of patches at their own resolution, M-RoPE, native video."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,13 +9,29 @@ from torch import Tensor, nn
 
 from emblema.errors import MediaError
 from emblema.kv.chunk import ChunkKind
-from emblema.models.families.base import Family, Features, Prepared, Toolkit, VideoSegment, feature_path, joined, tokens
+from emblema.models.families.base import (
+    PART,
+    PART_SIZES,
+    Family,
+    Features,
+    Prepared,
+    Toolkit,
+    VideoSegment,
+    feature_path,
+    joined,
+    tokens,
+)
 from emblema.models.positions import Grid
 
 
 class QwenVL(Family):
-    """Qwen2-VL and Qwen2.5-VL."""
+    """Qwen2-VL and Qwen2.5-VL.
 
+    Attributes:
+        in_parts: whether the encoder takes the places of patches among those of a whole picture.
+    """
+
+    in_parts = True
     name = "Qwen2.5-VL"
     model_types: tuple[str, ...] = ("qwen2_vl", "qwen2_5_vl")
     notes = "M-RoPE in blocks; native video, time axis in seconds for Qwen2.5-VL"
@@ -28,11 +44,19 @@ class QwenVL(Family):
             start, end = kit.ids("<|vision_start|>", "<|vision_end|>")
         return [int(start)], [int(end)]
 
-    def window_side(self, config: Any) -> int | None:
-        vision = config.vision_config
-        if getattr(vision, "fullatt_block_indexes", None) != [] or not getattr(vision, "window_size", 0):
+    def cell_side(self, config: Any) -> int | None:
+        if not self.in_parts:
             return None
-        return max(1, int(vision.window_size) // int(vision.patch_size) // int(vision.spatial_merge_size))
+        vision = config.vision_config
+        window = int(getattr(vision, "window_size", 0))
+        return max(1, window // int(vision.patch_size) // int(vision.spatial_merge_size))
+
+    def whole_layers(self, model: nn.Module) -> tuple[nn.Module, ...]:
+        if not self.in_parts:
+            return ()
+        tower = _tower(model)
+        among = getattr(tower, "fullatt_block_indexes", range(len(tower.blocks)))
+        return tuple(tower.blocks[place].attn for place in sorted(among))
 
     def merge(self, kit: Toolkit) -> int:
         """Patches merged into one token, per side."""
@@ -75,7 +99,10 @@ class QwenVL(Family):
         return 1.0 if rate is None else float(rate) * seconds_per_step
 
     def encode(self, model: nn.Module, prepared: Prepared) -> Features:
-        output = feature_path(model, "image" if "pixel_values" in prepared.features else "video")(**prepared.features)
+        features = prepared.features
+        if PART in features:
+            features = _part_arguments(_tower(model), features)
+        output = feature_path(model, "image" if "pixel_values" in features else "video")(**features)
         media = output[0] if isinstance(output, tuple) else getattr(output, "pooler_output", output)
         deepstack = output[1] if isinstance(output, tuple) else getattr(output, "deepstack_features", None)
         return Features(joined(media), tuple(joined(layer) for layer in deepstack or ()))
@@ -113,6 +140,45 @@ class Qwen35VL(Qwen3VL):
     name = "Qwen3.5"
     model_types = ("qwen3_5", "qwen3_5_moe")
     notes = "linear attention, whose rows are what its state is made of: large; native video with time stamps"
+
+
+def _tower(model: Any) -> Any:
+    """Return the encoder of pictures."""
+    return getattr(model, "visual", None) or model.model.visual
+
+
+def _part_arguments(tower: Any, features: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the encoder's arguments for a part of a picture, whose patches are where they are in the whole.
+
+    Args:
+        tower: the encoder; it takes what it would make of the picture's sizes itself.
+        features: of the part, with the sizes of the whole.
+    """
+    from transformers import vision_utils
+
+    grid, part, sizes = features["image_grid_thw"], features[PART], features[PART_SIZES]
+    merge = int(tower.spatial_merge_size)
+    per = merge * merge
+    patches = (part[:, None] * per + torch.arange(per, device=part.device)).flatten()
+    made = {
+        "pixel_values": features["pixel_values"],
+        "image_grid_thw": grid.new_tensor([[1, merge, merge * len(part)]]),
+        "position_ids": vision_utils.get_vision_position_ids(grid, merge)[patches],
+        "cu_seqlens": sizes.new_tensor([0, len(patches)], dtype=torch.int32),
+    }
+    if hasattr(tower, "window_size"):
+        made["window_index"] = torch.arange(len(part), device=part.device)
+        made["cu_window_seqlens"] = torch.nn.functional.pad(sizes.cumsum(0) * per, (1, 0)).to(torch.int32)
+    if hasattr(tower, "num_grid_per_side"):
+        indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
+            grid,
+            num_grid_per_side=tower.num_grid_per_side,
+            mode=tower.interpolation_mode,
+            align_corners=tower.interpolation_align_corners,
+            spatial_merge_size=merge,
+        )
+        made |= {"interp_indices": indices[patches], "interp_weights": weights[patches]}
+    return made
 
 
 def temporal_patch(kit: Toolkit) -> int:
