@@ -12,8 +12,9 @@ from emblema.kv.keys import ArtifactKey
 from emblema.kv.layout import LayerRows
 from emblema.kv.patch import Patch, form_patch
 from emblema.link.prompt import Prompt
+from emblema.served.chunk_stubs import ChunkStubs, build_prompt
 from emblema.served.keeping import CopiedRows, PieceKeeper, form_prompt_patches
-from emblema.served.request_plan import ChunkStubs, PatchNeed, build_prompt
+from emblema.served.request_plan import PatchNeed
 from emblema.served.shards import ShardStore, TenantShards
 from emblema.store import Store
 from tests.link.pieces import LAYOUTS

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from math import ceil
 
 import pytest
 import torch
@@ -9,9 +10,12 @@ import torch
 from emblema.errors import LoadError
 from emblema.kv.layout import LayerRows
 from emblema.link.kept_rows import SEAM
+from emblema.link.policy.policy import Policy
 from emblema.link.prompt import ChunkPart, Prompt, RowState
+from emblema.served.chunk_stubs import ChunkStubs, build_prompt
 from emblema.served.kept_prompts import MOST_FREE, MOST_PROMPTS, KeepOrder, KeptPromptIndex, KeptPromptRows, KeptSpan
-from emblema.served.request_plan import ChunkStubs, MediaItem, ServedRequest, build_prompt
+from emblema.served.request_plan import RequestPlanning
+from emblema.served.requests import MediaItem, ServedRequest
 from emblema.served.shards import ShardStore
 from emblema.served.staging import RowStager
 from emblema.store import Store
@@ -146,6 +150,22 @@ def test_few_are_kept_and_the_one_that_is_gone_on_from_is_replaced(index: KeptPr
     assert small.keep(ONE, prompt_of("z", "z"))[1] == (name,)
 
 
+@pytest.mark.parametrize(("strategy", "share"), [("auto", Policy().survivor_share), ("query-50%", 0.5)])
+def test_some_rows_are_computed_again_once_something_has_left(store: Store, strategy: str, share: float) -> None:
+    planning = RequestPlanning(SPEC, store, strategy, print, second_pass=None)
+    planning.kept_prompts.keep(b"", prompt_of("abc", "abc"))
+    grown = planning.plan(conversation("abcd", "abcd", survivors="keep"))
+    assert grown.kept and grown.plan.recomputation is None
+    slid = planning.plan(conversation("bcd", "abcd", survivors="keep"))
+    again = slid.plan.recomputation
+    assert again is not None and again.budget == ceil(share * sum(stop - start for start, stop in again.candidates))
+    assert slid.placed is not None
+    pictures = [segment for segment, _ in slid.placed.chunk_segments if segment.part.name]  # type: ignore[union-attr]
+    assert {segment.rows for segment in pictures[:2]} <= set(again.candidates)
+    planning.kept_prompts.keep(b"", slid.placed)
+    assert planning.plan(conversation("bcde", "abcde", survivors="keep")).plan.recomputation is None, "it is settled"
+
+
 def test_rows_are_read_while_they_are_held(store: Store) -> None:
     held, numbers = KeptPromptRows(), torch.arange(12.0).view(1, 12, 1)
     held.put(KeepOrder("a", (), 12), lambda: [LayerRows(numbers, -numbers)])
@@ -187,6 +207,9 @@ def test_a_planner_keeps_a_prompt_once_it_is_computed_and_plans_the_next_with_it
     assert not planner.admit("2", 0)
     (order,) = planner.step_metadata({}, lambda name: (), True, True).stagings
     assert order.kept == later.kept and order.prompt is later.placed
+    assert later.plan.recomputation is None, "this server was not made ready for a second pass"
+    full = planned(planner, "4", conversation("bcd", "abcd", survivors="keep", strategy="full"))
+    assert not full.kept and not full.cached.spans
     plain = planned(planner, "3", conversation("bcd", "abcd"))
     assert not plain.kept and not plain.request.keeps, "others depend on what they show alone"
     stager = RowStager(ShardStore(store))

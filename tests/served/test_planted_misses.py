@@ -13,8 +13,9 @@ import torch
 from emblema.kv.patch import form_patch
 from emblema.link.miss_reasons import MissReason
 from emblema.link.misses import MissData
-from emblema.served.request_plan import MediaItem, RequestPlan, RequestPlanning, ServedRequest
+from emblema.served.request_plan import RequestPlan, RequestPlanning
 from emblema.served.request_report import report_of
+from emblema.served.requests import MediaItem, ServedRequest
 from emblema.store import Store
 from emblema.store.record import Terms
 from emblema.store.settings import StoreSettings

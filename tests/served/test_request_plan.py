@@ -16,16 +16,11 @@ from emblema.link.policy.decide import COSTS_MORE
 from emblema.link.policy.expectations import RowCosts
 from emblema.link.prompt import Prompt, Rows
 from emblema.served import request_plan
+from emblema.served.chunk_stubs import ChunkStubs, build_prompt
 from emblema.served.model_spec import ModelSpec
-from emblema.served.request_plan import (
-    ChunkStubs,
-    MediaItem,
-    RequestPlan,
-    RequestPlanning,
-    ServedRequest,
-    build_prompt,
-)
+from emblema.served.request_plan import RequestPlan, RequestPlanning
 from emblema.served.request_report import plain_report, report_of
+from emblema.served.requests import MediaItem, ServedRequest
 from emblema.served.spans import CachedSpans
 from emblema.store import Store
 from tests.link.pieces import LAYOUTS

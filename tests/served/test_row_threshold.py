@@ -6,7 +6,7 @@ import pytest
 
 from emblema.link.policy.expectations import Costs
 from emblema.link.prompt import Prompt, Rows
-from emblema.served.request_plan import ChunkStubs, build_prompt
+from emblema.served.chunk_stubs import ChunkStubs, build_prompt
 from emblema.served.row_threshold import RowThreshold
 from tests.vllm.requests import SPEC, TOKENS, request
 

@@ -12,7 +12,7 @@ from emblema.kv.keys import ArtifactKey
 from emblema.kv.patch import form_patch
 from emblema.link.plan import ChunkOrigin, LinkPlan, RowRange, RowSource
 from emblema.served import staging
-from emblema.served.request_plan import ChunkStubs, build_prompt
+from emblema.served.chunk_stubs import ChunkStubs, build_prompt
 from emblema.served.shards import ShardStore, shard_id
 from emblema.served.staging import RowStager, StagingOrder
 from emblema.store import Store

@@ -6,8 +6,10 @@ from dataclasses import replace
 import torch
 
 from emblema.kv.layout import LayerLayout, LayerRows
+from emblema.served.chunk_stubs import ChunkStubs, build_prompt
 from emblema.served.model_spec import ModelSpec
-from emblema.served.request_plan import NOT_READY, ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
+from emblema.served.request_plan import NOT_READY, RequestPlan
+from emblema.served.requests import MediaItem, ServedRequest
 from emblema.store import Store
 from emblema.vllm.planner import RequestPlanner
 from tests.link.pieces import LAYOUTS

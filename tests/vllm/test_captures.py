@@ -8,7 +8,9 @@ import pytest
 from emblema.link.plan import LinkPlan
 from emblema.served import captures as captures_module
 from emblema.served.captures import REMEMBERED_CAPTURES, WAITING_CAPTURES, CaptureQueue
-from emblema.served.request_plan import ChunkStubs, MediaItem, RequestPlan, RequestPlanning, ServedRequest, build_prompt
+from emblema.served.chunk_stubs import ChunkStubs, build_prompt
+from emblema.served.request_plan import RequestPlan, RequestPlanning
+from emblema.served.requests import MediaItem, ServedRequest
 from emblema.store import Store
 from emblema.store.identity import request_salt
 from emblema.vllm.captures import BESIDE_ROWS, PageCaptures

@@ -18,7 +18,9 @@ from emblema.kv.patch import form_patch
 from emblema.link.lanes import Lane
 from emblema.link.policy.policy import Policy
 from emblema.link.policy.samples import Sample
-from emblema.served.request_plan import ChunkStubs, MediaItem, RequestPlan, ServedRequest, build_prompt
+from emblema.served.chunk_stubs import ChunkStubs, build_prompt
+from emblema.served.request_plan import RequestPlan
+from emblema.served.requests import MediaItem, ServedRequest
 from emblema.session.fidelity_logs import FidelityLogs
 from emblema.store import Store
 from emblema.vllm.plan_maker import PendingPlan

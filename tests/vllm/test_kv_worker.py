@@ -14,7 +14,7 @@ from emblema.kv.layout import LayerRows
 from emblema.link.plan import LinkPlan
 from emblema.served import keeping
 from emblema.served.captures import ChunkCapture
-from emblema.served.request_plan import ChunkStubs, build_prompt
+from emblema.served.chunk_stubs import ChunkStubs, build_prompt
 from emblema.served.shards import ShardStore
 from emblema.served.staging import StagingOrder
 from emblema.store import Store

@@ -13,15 +13,10 @@ from emblema.kv.patch import form_patch
 from emblema.link.plan import RowSource
 from emblema.link.policy.decide import COSTS_MORE
 from emblema.link.prompt import ChunkPart
-from emblema.served.request_plan import (
-    ChunkStubs,
-    MediaItem,
-    PatchNeed,
-    RequestPlan,
-    ServedRequest,
-    build_prompt,
-)
+from emblema.served.chunk_stubs import ChunkStubs, build_prompt
+from emblema.served.request_plan import PatchNeed, RequestPlan
 from emblema.served.request_report import PREFIX_HAS_IT
+from emblema.served.requests import MediaItem, ServedRequest
 from emblema.store import Store
 from emblema.store.identity import request_salt
 from emblema.vllm import plan_maker as plan_maker_module

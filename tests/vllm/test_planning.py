@@ -13,7 +13,8 @@ import torch
 from emblema.kv.patch import form_patch
 from emblema.link.lanes import Lane
 from emblema.link.policy.policy import Policy
-from emblema.served.request_plan import MOST_MET, ChunkStubs, RequestPlanning, build_prompt
+from emblema.served.chunk_stubs import ChunkStubs, build_prompt
+from emblema.served.request_plan import MOST_MET, RequestPlanning
 from emblema.store import Store
 from emblema.store.catalogue import Catalogue
 from emblema.store.identity import SHARED_SALT, owner_digest, request_salt

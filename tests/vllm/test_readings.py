@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from emblema.link.plan import ChunkOrigin, LinkPlan, Recomputation, RowRange, RowSource
 from emblema.link.prompt import Rows
 from emblema.models.noting import QuestionReadings
-from emblema.served.request_plan import ChunkStubs, RequestPlan, build_prompt
+from emblema.served.chunk_stubs import ChunkStubs, build_prompt
+from emblema.served.request_plan import RequestPlan
 from emblema.served.spans import CachedSpans
 from emblema.vllm.readings import LOST, QueryReading, QuestionReader, ReadingPhase, computed_rows, reading_of
 from emblema.vllm.step_metadata import QuestionReport, SidePrompt, WorkerReport

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from emblema import Engine
 from emblema.models.families.base import tokens
-from emblema.served.request_plan import ChunkStubs, MediaItem, ServedRequest, build_prompt
+from emblema.served.chunk_stubs import ChunkStubs, build_prompt
+from emblema.served.requests import MediaItem, ServedRequest
 from emblema.session.chunk_builder import PendingChunk
 from tests.families import picture
 from tests.vllm.requests import SPEC

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from emblema.kv.chunk import Chunk
 from emblema.served.idle_time import IdleTime
-from emblema.served.request_plan import MediaItem, RequestPlan, ServedRequest
+from emblema.served.request_plan import RequestPlan
+from emblema.served.requests import MediaItem, ServedRequest
 
 WAITING_CAPTURES = 64
 REMEMBERED_CAPTURES = 4096

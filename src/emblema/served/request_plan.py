@@ -1,15 +1,12 @@
 """From a request to a serving engine to a plan: its prompt as chunks and text, and the rows that its pages can take."""
 
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy
-import torch
-
 from emblema.errors import EmblemaError
-from emblema.kv.chunk import Chunk, Encoded
+from emblema.kv.chunk import Chunk
 from emblema.kv.keys import ArtifactKey
 from emblema.latest import LatestDict
 from emblema.link.kept_rows import TEXT
@@ -21,105 +18,31 @@ from emblema.link.policy.decide import COSTS_MORE, rank_of, worth_capturing
 from emblema.link.policy.expectations import Continuations, Costs, RecentSightings, RowCosts
 from emblema.link.policy.fidelity import MeasuredLanes
 from emblema.link.policy.policy import Policy
-from emblema.link.prompt import ChunkPart, Part, Prompt, Rows, TextPart
-from emblema.link.strategies.base import Knowledge, computed, lay_out
-from emblema.link.strategies.query import left_rows, recomputation
+from emblema.link.prompt import Prompt
+from emblema.link.strategies.base import Knowledge, Strategy, computed, lay_out
+from emblema.link.strategies.query import QueryStrategy, left_rows, recomputation
 from emblema.link.strategies.registry import parse
-from emblema.models.positions import Grid, chunk_positions
+from emblema.served.chunk_stubs import ChunkStubs, build_prompt, chunk_ids
 from emblema.served.kept_prompts import KeptPromptIndex, KeptSpan
 from emblema.served.model_spec import ModelSpec
+from emblema.served.requests import ServedRequest
 from emblema.served.row_threshold import RowThreshold
 from emblema.served.spans import CachedSpans, unsupported_reason
 from emblema.served.stored import StoreMemory
 from emblema.served.stored_artifacts import StoredArtifacts, chunks_after
 from emblema.store import Store
-from emblema.store.identity import SHARED_SALT, ChunkIds, request_salt
 
 PatchNeed = tuple[ArtifactKey, int, tuple[int, ...]]
 """A patch to be formed: its key, its rank and its layers."""
 
 
-REMEMBERED_STUBS = 1024
 MOST_MET = 256
 """Tenants whose latest prompts are remembered."""
 MOST_CONTINUED, FEW_CONTEXTS = 0.5, 3
 """Where more of a tenant's prompts are gone on from, a chunk is captured once so many lists of others preceded it."""
+EXACT = ("full", "prefix")
+"""Strategies that take no rows of a conversation."""
 NOT_READY = "this server was not made ready for it"
-
-
-@dataclass(frozen=True, slots=True)
-class MediaItem:
-    """A picture or other media of a request, as the engine placed it.
-
-    Attributes:
-        index: its number among the request's media.
-        kind: `image`, `video`, ….
-        identifier: the engine's name of it: a digest of its content, or what the client gave as such.
-        start: row of its first token.
-        tokens: how many rows it takes.
-        grid: frames, height and width in patches, where the model places media on a grid.
-        digest: of what the model is shown, made here; empty where that is not there.
-        seconds: from one step of a video's grid to the next, where the model is told so.
-        runs: rows, counted from its first, that the encoder fills, where there are others between (time stamps).
-    """
-
-    index: int
-    kind: str
-    identifier: str
-    start: int
-    tokens: int
-    grid: tuple[int, int, int] | None = None
-    digest: str = ""
-    seconds: float | None = None
-    runs: tuple[Rows, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ServedRequest:
-    """A request to a serving engine.
-
-    Attributes:
-        token_ids: the prompt's, with a token for each row of media.
-        items: its media in order.
-        salt: what sets the tenant apart, as vLLM's `cache_salt`.
-        options: the request's own, as vLLM's `kv_transfer_params["emblema"]`.
-        refusal: why it has to be computed plainly, whatever is stored; None if it may be linked.
-        source: the engine's own request.
-        digests: makes the digests of the items, which takes a while; None where they have theirs.
-    """
-
-    token_ids: Sequence[int]
-    items: tuple[MediaItem, ...]
-    salt: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    refusal: str | None = None
-    source: Any = None
-    digests: Callable[[], Sequence[str]] | None = None
-
-    def checked(self) -> "ServedRequest":
-        """Return the request with the digests of its items."""
-        if self.digests is None:
-            return self
-        named = zip(self.items, self.digests(), strict=True)
-        return replace(self, items=tuple(replace(item, digest=digest) for item, digest in named), digests=None)
-
-    def why_plain(self) -> str | None:
-        """Return why it has to be computed plainly, whatever is stored; None if it may be linked."""
-        if self.salt == SHARED_SALT.decode():
-            return "its cache_salt is the shared library's"
-        if self.refusal is None and not all(item.digest for item in self.items):
-            return "a picture is not there to be checked against its name"
-        return self.refusal
-
-    @property
-    def keeps(self) -> bool:
-        """Whether it takes the rows that an earlier request of its conversation had, and leaves its own."""
-        return self.options.get("survivors") == "keep"
-
-    @property
-    def store_salt(self) -> bytes:
-        """The salt of the tenant's store, derived from `cache_salt`."""
-        return request_salt(self.salt) if self.salt else b""
 
 
 @dataclass(slots=True)
@@ -214,23 +137,6 @@ class RequestPlan:
         self.remark = "stored rows could not be loaded; they were computed"
 
 
-class ChunkStubs:
-    """Chunks that have an id and a geometry, and no rows; those made last are remembered.
-
-    Args:
-        spec: of the model.
-    """
-
-    def __init__(self, spec: ModelSpec) -> None:
-        self.spec = spec
-        self._made: LatestDict[Hashable, Chunk] = LatestDict(REMEMBERED_STUBS)
-
-    def make(self, item: MediaItem, token_ids: Sequence[int], lead: int, salt: bytes) -> Chunk:
-        """Return the chunk of a picture or clip; `lead` tokens come before its own."""
-        key = (item.kind, item.digest, item.tokens, item.grid, item.seconds, item.runs, tuple(token_ids), lead, salt)
-        return self._made.latest(key, lambda: _chunk_stub(item, token_ids, lead, salt, self.spec))
-
-
 class RequestPlanning:
     """Plans the requests to one server, as far as its store and pages allow; on the one thread that reads the store.
 
@@ -304,14 +210,15 @@ class RequestPlanning:
         lacking, knowledge = self._look_up(request, prompt, costs, measured)
         missing, name = tuple(lacking.values()), self.strategy_of(request)
         plain = LinkPlan("plain", prompt.tokens, knowledge.layers, ())
-        if request.keeps:
-            return self._plan_kept(request, prompt, knowledge, missing)
-        if name == "auto" and worth_capturing(prompt, knowledge, knowledge.costs, self.policy):
+        if name == "auto" and not request.keeps and worth_capturing(prompt, knowledge, knowledge.costs, self.policy):
             return RequestPlan(request, prompt, plain, missing, awaits=True)
         try:
             if not isinstance(name, str):
                 raise EmblemaError(f"strategy is {name!r}: give a name")
-            plan = parse(name).plan(prompt, knowledge)
+            strategy = parse(name)
+            if request.keeps and name not in EXACT:
+                return self._plan_kept(request, prompt, knowledge, missing, strategy)
+            plan = strategy.plan(prompt, knowledge)
         except EmblemaError as error:
             return RequestPlan(request, prompt, plain, remark=str(error))
         sightings = self._count_sightings(request, prompt)
@@ -336,9 +243,17 @@ class RequestPlanning:
         return RequestPlan(request, prompt, linked, missing, cached, needs, remark, lacks or bool(needs))
 
     def _plan_kept(
-        self, request: ServedRequest, prompt: Prompt, knowledge: Knowledge, missing: tuple[Chunk, ...]
+        self,
+        request: ServedRequest,
+        prompt: Prompt,
+        knowledge: Knowledge,
+        missing: tuple[Chunk, ...],
+        strategy: Strategy,
     ) -> RequestPlan:
-        """Plan a request that takes the rows of its conversation: all others are computed in their place."""
+        """Plan a request that takes the rows of its conversation: all others are computed in their place.
+
+        A strategy `query-R%` says how many of them are computed again once something before them has left.
+        """
         kinds = {TEXT, *(chunk.kind for _, chunk in prompt.chunk_segments)}
         policy, layers = self.policy, knowledge.layers
         trusted = frozenset(kind for kind in kinds if knowledge.measured.verdict(kind, Lane.SURVIVOR, policy).open)
@@ -349,9 +264,9 @@ class RequestPlanning:
         if not kept:
             plain = LinkPlan("plain", prompt.tokens, layers, ())
             return RequestPlan(request, prompt, plain, missing, remark="no rows of its conversation are kept yet")
-        again = None
-        if self._second_pass is None and self.policy.survivor_share > 0:
-            again = recomputation(placed, left_rows(placed), self.policy.survivor_share, knowledge.layouts)
+        again, share = None, strategy.share if isinstance(strategy, QueryStrategy) else policy.survivor_share
+        if self._second_pass is None and share > 0:
+            again = recomputation(placed, left_rows(placed), share, knowledge.layouts)
         plan = LinkPlan(f"auto:{Lane.SURVIVOR}", prompt.tokens, layers, ranges, recomputation=again)
         return RequestPlan(request, prompt, plan, missing, CachedSpans.of(plan), placed=placed, kept=kept)
 
@@ -399,7 +314,7 @@ class RequestPlanning:
                 "kind": item.kind, "tokens": item.tokens, "grid": item.grid, "seconds": item.seconds,
                 "dtype": str(spec.dtype), "version": spec.version,
             }  # fmt: skip
-            ids = _chunk_ids(item, chunk.encoded.token_ids.tolist(), request.store_salt, spec).of
+            ids = chunk_ids(item, chunk.encoded.token_ids.tolist(), request.store_salt, spec).of
             shown = ShownMedia(chunk.id, spec.fingerprint, facets, ids, MediaDigest(item.digest))
             known.note_missing(shown, tenant)
         return {id: cause for id, cause in known.refine(plan.prompt).items() if id in lacking}
@@ -467,63 +382,3 @@ def _needs_of_decisions(plan: LinkPlan, prompt: Prompt, knowledge: Knowledge) ->
         if not knowledge.holds(PatchUse(key, rank), chunk.tokens):
             needs[key] = (key, rank, layers)
     return tuple(needs.values())
-
-
-def build_prompt(request: ServedRequest, stubs: ChunkStubs) -> Prompt:
-    """Return the request's prompt, with a chunk for each picture that has an id, tokens and positions, and no rows.
-
-    A chunk has the family's markers around its picture too, where the prompt has them.
-    """
-    tokens, (before, after), salt = request.token_ids, stubs.spec.markers, request.store_salt
-    parts: list[Part] = []
-    row = 0
-    for item in request.items:
-        start, stop = item.start - len(before), item.start + item.tokens + len(after)
-        if start < 0 or (*tokens[start : item.start], *tokens[item.start + item.tokens : stop]) != (*before, *after):
-            start, stop = item.start, item.start + item.tokens
-        parts.append(TextPart(tuple(tokens[row:start])))
-        parts.append(ChunkPart(stubs.make(item, tokens[start:stop], item.start - start, salt)))
-        row = stop
-    return Prompt.of([*parts, TextPart(tuple(tokens[row:]))], stubs.spec.axes)
-
-
-def _chunk_stub(item: MediaItem, token_ids: Sequence[int], lead: int, salt: bytes, spec: ModelSpec) -> Chunk:
-    tokens = len(token_ids)
-    positions, span = chunk_positions(tokens, spec.axes, _grids(item, lead, spec))
-    visual = torch.zeros(tokens, dtype=torch.bool)
-    for start, stop in item.runs or ((0, item.tokens),):
-        visual[lead + start : lead + stop] = True
-    encoded = Encoded(
-        torch.tensor(list(token_ids), dtype=torch.int64),
-        torch.empty(tokens, 0, dtype=spec.dtype),
-        positions,
-        span,
-        visual,
-        (),
-        torch.full((tokens,), -1, dtype=torch.int64),
-    )
-    name = _chunk_ids(item, token_ids, salt, spec).of(spec.fingerprint, spec.dtype)
-    return Chunk(name, "video" if item.kind == "video" else "image", spec.fingerprint, encoded, ())
-
-
-def _chunk_ids(item: MediaItem, token_ids: Sequence[int], salt: bytes, spec: ModelSpec) -> ChunkIds:
-    return ChunkIds(
-        (item.kind.encode(), item.digest.encode(), numpy.asarray(token_ids, dtype="<i8").tobytes()),
-        options={} if item.seconds is None else {"seconds": item.seconds},
-        version=spec.version,
-        geometry=item.grid or (),
-        anchor=spec.anchor,
-        salt=salt,
-    )
-
-
-def _grids(item: MediaItem, lead: int, spec: ModelSpec) -> tuple[Grid, ...]:
-    """Return where the engine places an item's media tokens on grids: a clip with time stamps on one for each step."""
-    if item.grid is None or spec.axes == 1:
-        return ()
-    frames, height, width = item.grid[0], item.grid[1] // spec.merge, item.grid[2] // spec.merge
-    if item.runs:
-        return tuple(Grid(lead + start, 1, height, width) for start, _ in item.runs)
-    interval = 1.0 if item.kind != "video" else (1.0 if item.seconds is None else item.seconds) * spec.tokens_per_second
-    # As vLLM, which rounds down without slack.
-    return (Grid(lead, frames, height, width, interval, 0.0),)

@@ -9,7 +9,8 @@ from emblema.link.miss_log import request_line
 from emblema.link.miss_reasons import Cause, MissReason
 from emblema.link.misses import Miss, find_misses
 from emblema.served.model_spec import ModelSpec
-from emblema.served.request_plan import RequestPlan, ServedRequest
+from emblema.served.request_plan import RequestPlan
+from emblema.served.requests import ServedRequest
 
 PREFIX_HAS_IT = "the prefix cache has as much of it, exactly"
 COMPUTES_ALL = "the strategy computes all its rows"

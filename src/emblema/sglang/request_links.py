@@ -13,7 +13,8 @@ from emblema.link.plan import LinkPlan
 from emblema.link.prompt import Rows
 from emblema.served.measurements import LaneMeasurements
 from emblema.served.model_spec import ModelSpec
-from emblema.served.request_plan import RequestPlan, RequestPlanning, ServedRequest
+from emblema.served.request_plan import RequestPlan, RequestPlanning
+from emblema.served.requests import ServedRequest
 from emblema.served.settings import PluginSettings
 from emblema.served.shards import ShardStore
 from emblema.served.spans import StepRows

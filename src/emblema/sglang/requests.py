@@ -12,7 +12,7 @@ from torch import Tensor
 from emblema.served.captures import ChunkCapture
 from emblema.served.media_digest import add_to_digest
 from emblema.served.request_options import read_options
-from emblema.served.request_plan import MediaItem, ServedRequest
+from emblema.served.requests import MediaItem, ServedRequest
 
 _SHOWN = "emblema 2026-11 sglang shown media 1"
 OPTIONS = "emblema"

@@ -20,7 +20,7 @@ from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from emblema.errors import EmblemaError
 from emblema.served.captures import ChunkCapture
 from emblema.served.request_options import read_options
-from emblema.served.request_plan import MediaItem, ServedRequest
+from emblema.served.requests import MediaItem, ServedRequest
 from emblema.vllm.media_digests import MediaDigests
 from emblema.vllm.step_metadata import PlacedFeature, SidePrompt
 

@@ -11,7 +11,8 @@ from emblema.link.miss_reasons import Cause, MissReason
 from emblema.link.policy.policy import Policy
 from emblema.served.measurements import LaneMeasurements
 from emblema.served.model_spec import ModelSpec
-from emblema.served.request_plan import MediaItem, RequestPlan, RequestPlanning, ServedRequest
+from emblema.served.request_plan import RequestPlan, RequestPlanning
+from emblema.served.requests import MediaItem, ServedRequest
 from emblema.served.row_threshold import RowThreshold
 from emblema.served.work_thread import WorkThread
 from emblema.store import Store

@@ -16,8 +16,9 @@ from emblema.link.policy.policy import Policy
 from emblema.link.prompt import Prompt
 from emblema.served.kept_prompts import KeepOrder
 from emblema.served.model_spec import ModelSpec
-from emblema.served.request_plan import NOT_READY, RequestPlan, ServedRequest
+from emblema.served.request_plan import NOT_READY, RequestPlan
 from emblema.served.request_report import plain_report, report_of
+from emblema.served.requests import ServedRequest
 from emblema.served.row_threshold import DEFAULT_ROWS, RowThreshold
 from emblema.store import Store
 from emblema.vllm.encoded_pictures import EncodedPictures

@@ -12,8 +12,9 @@ from emblema.kv.layout import LayerRows
 from emblema.link.prompt import ChunkPart, Prompt, TextPart
 from emblema.link.strategies.base import Knowledge
 from emblema.link.strategies.registry import parse
+from emblema.served.chunk_stubs import ChunkStubs
 from emblema.served.model_spec import ModelSpec
-from emblema.served.request_plan import ChunkStubs, MediaItem
+from emblema.served.requests import MediaItem
 from emblema.served.staging import StagedRows, StagingOrder
 from emblema.vllm.pages import Pages
 
