@@ -15,7 +15,7 @@ from emblema.link.miss_reasons import MissReason
 from emblema.link.policy.decide import COSTS_MORE
 from emblema.link.policy.expectations import RowCosts
 from emblema.link.prompt import Prompt, Rows
-from emblema.served import request_plan
+from emblema.served import chunk_stubs
 from emblema.served.chunk_stubs import ChunkStubs, build_prompt
 from emblema.served.model_spec import ModelSpec
 from emblema.served.request_plan import RequestPlan, RequestPlanning
@@ -158,7 +158,7 @@ def test_encoder_outputs_are_wanted_of_stored_pictures_that_are_not_in_the_prefi
 
 
 def test_the_stubs_that_were_used_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_plan, "REMEMBERED_STUBS", 2)
+    monkeypatch.setattr(chunk_stubs, "REMEMBERED_STUBS", 2)
     stubs = ChunkStubs(SPEC)
     first, second, third = (MediaItem(0, "image", name, 0, 2, digest=name) for name in "abc")
     made = {item: stubs.make(item, [9, 9], 0, b"") for item in (first, second)}
