@@ -1,5 +1,6 @@
 """Caches: parts kept with the patches of their order, used by id, nobody else's, gone when their time is over."""
 
+import base64
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -66,6 +67,28 @@ def made(http: httpx.Client, content: list[dict[str, Any]], **body: Any) -> dict
 
 def reply_to(client: OpenAI, content: list[dict[str, Any]], **options: Any) -> Any:
     return client.chat.completions.create(model="reference", messages=[{"role": "user", "content": content}], **options)  # type: ignore[call-overload]
+
+
+def test_a_miss_is_told_by_its_place_in_the_messages(server: Running, pngs: list[bytes]) -> None:
+    """A part of a cache may be several pictures; other interfaces have other messages, and tell the number alone."""
+    with server.http() as http:
+        cache = made(http, pictures(pngs[:2]))
+        used = {"type": "cache", "cache": {"cache_id": cache["id"]}}
+        turns: list[dict[str, Any]] = [
+            {"role": "user", "content": [{"type": "text", "text": "the pages :"}, used]},
+            {"role": "assistant", "content": "sand"},
+            {"role": "user", "content": [*pictures(pngs[2:3]), {"type": "text", "text": QUESTION}]},
+        ]
+        asked = {"model": "reference", "strategy": "full"}
+        reply = http.post("/v1/chat/completions", json=asked | {"messages": turns}).json()
+        source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(pngs[2]).decode()}
+        content = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
+        other = asked | {"max_tokens": 8, "messages": [{"role": "user", "content": content}]}
+        told = http.post("/v1/messages", json=other).json()
+    missed = [(number, detail) for number, _, _, detail in reply["emblema"]["misses"]]
+    first, last = "messages[0].content[1]: full", "messages[2].content[0]: full"
+    assert missed == [(0, first), (1, first), (2, last)]
+    assert [detail for *_, detail in told["emblema"]["misses"]] == ["full"]
 
 
 def test_the_first_question_to_a_cache_computes_text_alone(server: Running, client: OpenAI, pngs: list[bytes]) -> None:

@@ -92,7 +92,8 @@ def test_a_reply_and_the_log_tell_the_rows_of_every_picture(server: Running) -> 
     [[rows, lane]] = reply["emblema"]["parts"]
     assert 64 <= rows < reply["usage"]["prompt_tokens"] and lane == Lane.LEADING, lane
     assert full["emblema"]["parts"] == []
-    assert reply["emblema"]["misses"] == [] and full["emblema"]["misses"] == [[0, rows, "strategy", "full"]]
+    missed = [0, rows, "strategy", "messages[0].content[0]: full"]
+    assert reply["emblema"]["misses"] == [] and full["emblema"]["misses"] == [missed]
     told = summarize(io.BytesIO(log.getvalue().encode()))
     assert told.requests == 2 and told.rows == sum(each["usage"]["prompt_tokens"] for each in (reply, full))
     assert told.missed == {"strategy": rows} and "moon" not in log.getvalue()

@@ -20,7 +20,7 @@ from emblema.serve.deadlines import seconds_left, within
 from emblema.serve.faults import missing
 from emblema.serve.host import Held, Owner
 from emblema.serve.keys import Tenant
-from emblema.serve.messages import ChatMessage, ChatRequest
+from emblema.serve.messages import ChatRequest, chunk_count
 from emblema.serve.parts import CacheContent, TextContent, refuse_large
 from emblema.serve.replies import Answer, AnswerForm, Choice, CompletionForm, Entries, Json, json_bytes
 from emblema.serve.service import Served, Service
@@ -128,7 +128,7 @@ async def respond(
         service.metrics.note(finished, time.perf_counter() - began)
         usage = finished.usage
         request.state.lane, request.state.rows = usage.lane, usage.prompt_tokens
-        request.state.misses = [miss.data for miss in usage.misses][:MOST_MISSES]
+        request.state.misses = answer.misses_of(finished)[:MOST_MISSES]
 
     answer = Answer(form, choices, note)
     deadline = service.settings.deadline
@@ -211,7 +211,7 @@ async def _asked(body: ChatRequest, call: Call, answer: Answer) -> GenerateReque
     if body.held:
         # It takes some milliseconds, and for the first of a model a second or more.
         grammar = await service.engine.beside.run(tenant.owner, body.grammar, service.grammars, engine.template)
-    turns = [await _turn(message, body, call, answer) for message in body.messages]
+    turns = [await _turn(index, body, call, answer) for index in range(len(body.messages))]
     bounds = None if body.max_kl is None else replace(engine.policy, max_kl=body.max_kl)
     asked = GenerateRequest(
         turns,
@@ -227,10 +227,10 @@ async def _asked(body: ChatRequest, call: Call, answer: Answer) -> GenerateReque
     return asked
 
 
-async def _turn(message: ChatMessage, body: ChatRequest, call: Call, answer: Answer) -> Json:
-    """Return a turn of the prompt, with its media read."""
-    content: list[Any] = []
-    for part in () if isinstance(message.content, str) else message.content:
+async def _turn(index: int, body: ChatRequest, call: Call, answer: Answer) -> Json:
+    """Return the turn of a message of the body, with its media read."""
+    message, content = body.messages[index], list[Any]()
+    for number, part in enumerate(() if isinstance(message.content, str) else message.content):
         if isinstance(part, TextContent):
             content.append(part.text)
             continue
@@ -240,6 +240,8 @@ async def _turn(message: ChatMessage, body: ChatRequest, call: Call, answer: Ans
             raise MediaError(f"a part of type {part.type}: {error}") from error
         answer.written += found.written
         answer.remarks += [] if found.remark is None else [found.remark]
+        if isinstance(answer.form, ChatForm):
+            answer.places += [f"messages[{index}].content[{number}]"] * sum(map(chunk_count, found.items))
         content += found.items
     role = "system" if message.role == "developer" else message.role
     turn: Json = {"role": role, "content": message.content if isinstance(message.content, str) else content}

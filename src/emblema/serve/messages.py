@@ -151,3 +151,14 @@ MediaItem = Chunk | Clip | dict[str, Any]
 """A piece that is known, or a content item with media."""
 ReadItem = str | MediaItem | SlidPart
 """What a part of a request becomes in a prompt."""
+
+
+def chunk_count(item: ReadItem) -> int:
+    """Return how many chunks an item has in a prompt; text has none."""
+    if isinstance(item, str):
+        return 0
+    if isinstance(item, SlidPart):
+        return chunk_count(item.piece)
+    if isinstance(item, dict):
+        return len(item[item["type"]].chunks)
+    return len(item.chunks) if isinstance(item, Clip) else 1

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from emblema.errors import EmblemaError
+from emblema.link.misses import MissData
 from emblema.serve.faults import error_body
 from emblema.serve.token_logprobs import TokenLogprobs
 from emblema.session.replies import Piece, Reply
@@ -115,6 +116,7 @@ class Answer:
         note: called once with the first reply, its tokens those of all, when all are there.
         written: rows of chunks that were made for parts with a breakpoint.
         remarks: what could not be done as asked before the prompt was linked.
+        places: where each piece of media stands in the client's messages; none where they were translated.
     """
 
     form: AnswerForm
@@ -122,6 +124,7 @@ class Answer:
     note: Callable[[Reply], None]
     written: int = 0
     remarks: list[str] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
 
     async def whole(self, pieces: AsyncIterator[Piece]) -> Json:
         """Return the body of the whole answer."""
@@ -163,12 +166,18 @@ class Answer:
         """Return the rows that were kept for parts with a breakpoint, or captured for the prompt."""
         return reply.usage.captured_tokens + self.written
 
+    def misses_of(self, reply: Reply) -> list[MissData]:
+        """Return the media of which no row was taken; a detail begins with the place in the client's messages."""
+        places = dict(enumerate(self.places))
+        told = ((miss, filter(None, (places.get(miss.part), miss.detail))) for miss in reply.usage.misses)
+        return [replace(miss, detail=": ".join(words)).data for miss, words in told]
+
     def report(self, reply: Reply) -> Json:
         """Return how a reply came about, the block `emblema`."""
         return {name: getattr(reply.usage, name) for name in _REPORTED} | {
             "found": [{"query": answered.query, "items": answered.names} for answered in reply.found],
             "parts": [[each.stop - each.start, each.lane] for each in reply.plan.decisions],
-            "misses": [miss.data for miss in reply.usage.misses],
+            "misses": self.misses_of(reply),
             "remark": "; ".join(filter(None, [*self.remarks, reply.usage.fallback, reply.remark])) or None,
         }
 

@@ -107,7 +107,7 @@ class ChatReport(TypedDict):
     """How a reply came about: which kind of reuse served it, and where its prompt's rows came from.
 
     `parts` has rows and lane of each piece of media that the strategy chose for; `misses` number, rows, reason and a
-    detail of each of which no row was taken.
+    detail of each of which no row was taken, in chat completions with its place in the messages.
     """
 
     lane: str
