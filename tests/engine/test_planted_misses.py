@@ -1,7 +1,6 @@
 """Planted misses on the bundled model: one cause each, and the reason, rows and detail that the reply tells of it."""
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from emblema.session.replies import Reply
 from emblema.store import Store
 from emblema.store.record import Terms
 from emblema.store.settings import StoreSettings
+from tests.planted_misses import PlantedMisses
 
 QUESTION = "in which land is the moon ?"
 QUIET = Policy.quiet()
@@ -92,19 +92,8 @@ def item(picture: Image.Image, **settings: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"type": "image", "image": picture, **settings}, QUESTION]}]
 
 
-Planted = Callable[[Plant], list[MissData]]
-PLANTED: dict[str, tuple[Planted, MissReason, str, int]] = {}
-"""By name: what plants it, the reason, a pattern of the whole detail, and the number of the picture."""
-
-
-def plants(reason: MissReason, detail: str = "", part: int = 0) -> Callable[[Planted], Planted]:
-    """Add a planted miss to the table."""
-
-    def add(make: Planted) -> Planted:
-        PLANTED[make.__name__] = make, reason, detail, part
-        return make
-
-    return add
+PLANTED = PlantedMisses[Plant]()
+plants = PLANTED.add
 
 
 @plants(MissReason.NEW)
@@ -313,20 +302,14 @@ def a_screenshot_in_a_window_that_changed_a_little(plant: Plant) -> list[MissDat
         return misses(window.ask(QUESTION))
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", PLANTED.table)
 def test_a_planted_miss_is_told_with_its_reason(plant: Plant, name: str) -> None:
-    make, reason, detail, part = PLANTED[name]
-    found = make(plant)
-    told = {number: (rows, why, more) for number, rows, why, more in found}
-    assert part in told, found
-    rows, why, more = told[part]
-    assert (why, bool(re.fullmatch(detail, more))) == (reason, True), found
+    rows, _ = PLANTED.told(name, plant)
     assert rows > 0
 
 
 def test_every_reason_is_planted_here_or_where_a_server_plans() -> None:
-    here = {reason for _, reason, _, _ in PLANTED.values()}
-    assert set(MissReason) - here == {MissReason.LOST, MissReason.REFUSED} and len(PLANTED) >= 20
+    assert set(MissReason) - PLANTED.reasons == {MissReason.LOST, MissReason.REFUSED} and len(PLANTED.table) >= 20
 
 
 @pytest.mark.parametrize("strategy", ["auto", "blind", "mpic-8"])

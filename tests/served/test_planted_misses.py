@@ -1,7 +1,6 @@
 """Planted misses where a serving engine's requests are planned: one cause each, and what the report tells of it."""
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from emblema.store import Store
 from emblema.store.record import Terms
 from emblema.store.settings import StoreSettings
 from tests.link.pieces import LAYOUTS
+from tests.planted_misses import PlantedMisses
 from tests.served.test_request_plan import FULL_RANK, SpanCosts, keys_of
 from tests.vllm.requests import SPEC, TOKENS, planner_of, put, request, unplanned, zeros
 
@@ -63,19 +63,8 @@ def conversation(*pictures: str, turns: int = 1) -> ServedRequest:
     return replace(shown, token_ids=[*shown.token_ids, *range(20, 20 + 5 * turns)])
 
 
-Planted = Callable[[Plant], list[MissData]]
-PLANTED: dict[str, tuple[Planted, MissReason, str, int]] = {}
-"""By name: what plants it, the reason, a pattern of the whole detail, and the number of the picture."""
-
-
-def plants(reason: MissReason, detail: str = "", part: int = 0) -> Callable[[Planted], Planted]:
-    """Add a planted miss to the table."""
-
-    def add(make: Planted) -> Planted:
-        PLANTED[make.__name__] = make, reason, detail, part
-        return make
-
-    return add
+PLANTED = PlantedMisses[Plant]()
+plants = PLANTED.add
 
 
 @plants(MissReason.NEW)
@@ -229,19 +218,14 @@ def a_picture_with_a_uuid_of_several(plant: Plant) -> list[MissData]:
     return served(plant, renamed("a"), renamed("b"), renamed("c"))
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", PLANTED.table)
 def test_a_planted_miss_is_told_with_its_reason(plant: Plant, name: str) -> None:
-    make, reason, detail, part = PLANTED[name]
-    found = make(plant)
-    told = {number: (rows, why, more) for number, rows, why, more in found}
-    assert part in told, found
-    rows, why, more = told[part]
-    assert (why, bool(re.fullmatch(detail, more))) == (reason, True), found
+    rows, more = PLANTED.told(name, plant)
     assert rows == (200 if "200 now" in more else TOKENS)
 
 
 def test_at_least_twenty_reasons_and_causes_are_planted_with_the_engine() -> None:
-    assert {MissReason.LOST, MissReason.REFUSED} <= {reason for _, reason, _, _ in PLANTED.values()}
+    assert {MissReason.LOST, MissReason.REFUSED} <= PLANTED.reasons
 
 
 def test_a_prompt_that_waits_for_captures_is_told_of_as_it_was_first(
