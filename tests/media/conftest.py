@@ -1,7 +1,8 @@
 """Small media made on the spot."""
 
 import io
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import av
 import numpy as np
 import pytest
 from PIL import Image
+
+from tests.media.sites import Handler, Site
 
 
 @pytest.fixture
@@ -70,3 +73,14 @@ def tone() -> Callable[..., bytes]:
         return buffer.getvalue()
 
     return run
+
+
+@pytest.fixture
+def site(picture: Image.Image, encode: Callable[..., bytes]) -> Iterator[Site]:
+    with Site(("127.0.0.1", 0), Handler) as server:
+        server.picture = encode(picture)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
