@@ -2,16 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from benchmarks.agents.arms import KEEP
+from benchmarks.agents.arms import AGAINST, CLIENT, KEEP
 from benchmarks.agents.figures import PRICES, Figures, Row
 from benchmarks.blocks import write_blocks
 from benchmarks.load.stages import FULL, PREFIX
 from benchmarks.plots import draw_table
 from benchmarks.table import Bar, Cell, Plot, Table, cell_text, grouped, markdown_table, table_markdown
 
+if TYPE_CHECKING:
+    from rich.table import Table as ScreenTable
+
 NAME = "agents"
-PLAIN = ("full", "stock", "prefix", "against")
+PLAIN = ("full", "stock", "prefix", AGAINST)
 """Arms that others are compared with: no bounds are of them."""
 BOUNDS = {"rows": 1.1, "ttft_after": 0.25, "agrees": 0.97}
 LEAST = ("agrees",)
@@ -27,6 +31,31 @@ KNOWING = ("agrees", "remembered")
 """Those that say nothing of random parameters, which know nothing."""
 LINES = 30
 """Points of a line in the picture, at the most."""
+
+
+def turn_table(rows: Sequence[Row]) -> "ScreenTable":
+    """Return a table for the screen: what a turn under one rule takes by each arm, means of tokens and median times."""
+    from emblema.cli.screen import table
+
+    names = ("prompt", "read", "written", "new", "TTFT ms", "after a drop", "agrees", "told", "$ of 1,000")
+    shown = table("arm", *names, right=names, title=f"{rows[0]['rule']}: tokens of a turn, times and prices")
+    for row in rows:
+        tokens = [str(round(row[name] / row["requests"])) for name in ("prompt", "read", "computed", "new")]
+        times = ["" if row[name] is None else f"{row[name]:.0f}" for name in ("ttft_ms", "ttft_after_ms")]
+        others = ["" if row[name] is None else f"{row[name]:.2f}" for name in ("agrees", "remembered", "dollars")]
+        shown.add_row(_arm(row["engine"], row["method"]), *tokens, *times, *others)
+    return shown
+
+
+def untold(rows: Sequence[Row]) -> str | None:
+    """Return what is to be said of servers that told no token as read, as those do that do not tell; None for none."""
+    silent = [row["method"] for row in rows if row["method"] in (CLIENT, AGAINST) and not row["read"]]
+    if not silent:
+        return None
+    return (
+        f"--{' and --'.join(silent)} told no cached tokens, so all of each prompt counts as written: a server has to "
+        "tell prompt_tokens_details (vLLM: --enable-prompt-tokens-details)"
+    )
 
 
 def write_agents_page(found: Figures, folder: Path) -> Path:
@@ -111,7 +140,8 @@ def pictures(found: Figures) -> Iterator[Table]:
     for row in rows:
         if row["method"] == "full":
             continue
-        arm = f"{row['engine']}: {row['method']}"
+        engine, method = row["engine"], row["method"]
+        arm = engine if engine == method else f"{engine}: {method}"
         points += [(turn, count, arm, row["rule"]) for turn, count in _thinned(row["turns_computed"])]
     for rule, own in grouped(rows, "rule").items():
         points += [(turn, count, "new", rule) for turn, count in _thinned(own[0]["turns_new"])]

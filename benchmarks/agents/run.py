@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from rich.console import Console
 
@@ -199,11 +198,11 @@ def barred(row: Row) -> bool:
 
 
 def compared(arms: Sequence[SessionArm], answers: Sequence[Sequence[LoadAnswer]]) -> Iterator[SessionAnswers]:
-    """Yield every arm's answers beside those of full recompute and of the plain arm, its own where there is none."""
+    """Yield every arm's answers beside those of full recompute and of the plain arm, where these were asked too."""
     by = {(arm.engine_name, arm.method): own for arm, own in zip(arms, answers, strict=True)}
     for arm, own in zip(arms, answers, strict=True):
-        beside = {VLLM: (STOCK, "stock"), CLIENT: (AGAINST, AGAINST)}.get(arm.engine_name)
-        exact = by.get(beside or (arm.engine_name, FULL), by.get((arm.engine_name, FULL), own))
+        beside = {VLLM: (STOCK, "stock"), STOCK: (STOCK, "stock"), CLIENT: (AGAINST, AGAINST)}.get(arm.engine_name)
+        exact = by.get(beside or (arm.engine_name, FULL), by.get((arm.engine_name, FULL)))
         plain = by.get((arm.engine_name, PREFIX), exact)
         yield SessionAnswers(arm.engine_name, arm.method, own, exact, plain)
 
@@ -247,6 +246,6 @@ def told_command(arguments: Sequence[str], seed: int | None, chosen: int) -> str
 
 
 def others_of(server: str | None, against: str | None, key: str, model: str) -> list[OtherServer]:
-    """Return the servers that run already, of their addresses."""
-    found: list[Any] = [server, against]
-    return [OtherServer(address, key, model) for address in found if address]
+    """Return the servers that run already, of their addresses, which may end as clients' base addresses do."""
+    found = [address.rstrip("/").removesuffix("/v1") for address in (server, against) if address]
+    return [OtherServer(address, key, model) for address in found]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.cli.options import DrawnSeed, Report, drawn_seed, model_loader
-from emblema.cli.options import Device, Model, Plain
+from emblema.cli.options import Device, Plain, known_model
 
 
 def agents(
@@ -34,14 +34,16 @@ def agents(
     page: Annotated[bool, typer.Option("--page", help="Measure nothing: write the page of the figures.")] = False,
     seed: DrawnSeed = None,
     report: Report = Path("build/agents"),
-    model: Model = "reference",
+    model: Annotated[
+        str, typer.Option(help="reference, a Hugging Face id, or a folder; of --server, its name of the model.")
+    ] = "reference",
     device: Device = None,
     plain: Plain = False,
 ) -> None:
     """Replay conversations with screenshots that are dropped: tokens, first tokens, agreement, cost by rule."""
     from benchmarks.agents.arms import METHODS
     from benchmarks.agents.figures import LISTS, put, read_agents, write_agents
-    from benchmarks.agents.page import write_agents_page
+    from benchmarks.agents.page import turn_table, untold, write_agents_page
     from benchmarks.agents.rules import RULES, RuleLimits
     from benchmarks.agents.run import AgentBench, others_of, told_command
     from benchmarks.agents.sessions import SessionSettings
@@ -52,6 +54,8 @@ def agents(
     listing, screen, chosen = folder / "agents.json", console(plain), drawn_seed(seed)
     found = read_agents(listing) if page or listing.exists() else {name: [] for name in LISTS}
     if not page:
+        if not server:
+            known_model(model)
         settings = SessionSettings(world, requests, size, length, RuleLimits(pictures, cap, budget))
         named = [] if server else parts_of(engines, tuple(METHODS), "--engines")
         asked, others = parts_of(rules, tuple(RULES), "--rules"), others_of(server, against, key, model)
@@ -68,7 +72,13 @@ def agents(
             random=random,
         )
         made = bench.saturate(named, asked, sessions, others) if sessions else bench.measure(named, asked, others)
+        silent: str | None = None
         for figures in made:
             put(found, figures)
+            if not sessions:
+                screen.print(turn_table(figures["rules"]))
+                silent = untold(figures["rules"]) or silent
             write_agents(found, listing)
+        if silent:
+            screen.print(silent, soft_wrap=True)
     screen.print(f"report: {write_agents_page(found, folder)}   figures: {listing}", soft_wrap=True)
