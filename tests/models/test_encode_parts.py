@@ -123,8 +123,9 @@ def test_with_flash_attention_pictures_are_encoded_whole(monkeypatch: pytest.Mon
     assert item.adapter.cells(prepared) is None
 
 
-def test_how_far_others_moved_is_how_far_those_that_are_encoded_again_did() -> None:
-    item = loaded("qwen2_vl")
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl"])
+def test_how_far_others_moved_is_how_far_those_that_are_encoded_again_did(name: str) -> None:
+    item = loaded(name)
     first, second = pictures(item, (196, 196), 3)
     old, cells = item.adapter.cells(first), item.adapter.cells(second)
     assert old is not None and cells is not None
@@ -136,8 +137,12 @@ def test_how_far_others_moved_is_how_far_those_that_are_encoded_again_did() -> N
     probed = cells.probes(changed, 16)
     both, _ = encode_nearly(item.adapter, cells, [*changed, *probed], base, rows)
     held, places = base.embeds[media], cells.order(probed)
-    far = (both.embeds[media][places] - held[places]).square().sum(1).mean().sqrt()
-    assert moved == pytest.approx(float(far / (held - held.mean(0)).square().sum(1).mean().sqrt()), rel=1e-3)
+    far = sum(
+        float((after[places] - before[places]).square().sum(1).mean())
+        for before, after in ((held, both.embeds[media]), *zip(base.deepstack, both.deepstack, strict=True))
+    )
+    spread = sum(float((each - each.mean(0)).square().sum(1).mean()) for each in (held, *base.deepstack))
+    assert moved == pytest.approx((far / spread) ** 0.5, rel=1e-3)
     # Nothing moves where nothing changed, but by rounding.
     assert encode_nearly(item.adapter, old, changed, base, rows)[1] < 1e-4
 

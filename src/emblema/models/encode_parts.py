@@ -78,10 +78,8 @@ def encode_nearly(
         _, features = adapter.features(part)
     order, first = cells.order(ran), len(cells.order(changed))
     encoded = _with_features(base, order[:first], features.of(slice(first)), adapter.device)
-    held = (base.embeds[base.visual.nonzero().squeeze(1).to(base.embeds.device)], *base.deepstack)
-    probed = features.of(slice(first, None))
-    pairs = zip(held, (probed.media, *probed.deepstack), strict=True)
-    return encoded, max(_moved(rows, order[first:], anew) for rows, anew in pairs)
+    held = Features(base.embeds[base.visual.nonzero().squeeze(1).to(base.embeds.device)], base.deepstack)
+    return encoded, _moved(held, order[first:], features.of(slice(first, None)))
 
 
 def _with_features(base: Encoded, order: Tensor, features: Features, device: torch.device) -> Encoded:
@@ -96,14 +94,21 @@ def _with_features(base: Encoded, order: Tensor, features: Features, device: tor
     return replace(base, embeds=embeds, deepstack=deepstack)
 
 
-def _moved(rows: Tensor, places: Tensor, anew: Tensor) -> float:
-    """Return how far some of a picture's rows [tokens, hidden] moved, over the spread of all; 0 without places.
+def _moved(held: Features, places: Tensor, anew: Features) -> float:
+    """Return how far some of a picture's features moved, over the spread of all; 0 without places.
 
     Both are root mean squares, the spread of the distances from their mean.
+
+    Args:
+        held: of the picture's media tokens.
+        places: [tokens] int64, of some of them.
+        anew: what these are now.
     """
     if not len(places):
         return 0.0
-    held = rows.float()
-    spread = (held - held.mean(dim=0)).square().sum(dim=1).mean().sqrt()
-    far = (anew.to(held) - held[places.to(held.device)]).square().sum(dim=1).mean().sqrt()
-    return float(far / spread.clamp_min(1e-30))
+    spread = far = 0.0
+    for rows, own in zip((held.media, *held.deepstack), (anew.media, *anew.deepstack), strict=True):
+        rows = rows.float()
+        spread += float((rows - rows.mean(dim=0)).square().sum(dim=1).mean())
+        far += float((own.to(rows) - rows[places.to(rows.device)]).square().sum(dim=1).mean())
+    return (far / max(spread, 1e-30)) ** 0.5
