@@ -19,6 +19,7 @@ from benchmarks.load.page import write_load_page
 from benchmarks.real.page import write_real_page
 from benchmarks.store.run import write_store_page
 from benchmarks.stream.page import write_page as write_streams
+from benchmarks.variants.page import write_changed_page
 from benchmarks.window.page import write_page as write_window
 from emblema.errors import EmblemaError
 
@@ -27,6 +28,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 WRITERS: dict[str, Callable[[dict[str, Any], Path], object]] = {
     "agents": write_agents_page,
+    "changed": write_changed_page,
     "cost": lambda figures, folder: write_costs(figures["runs"], folder),
     "load": write_load_page,
     "real": write_real_page,
@@ -44,7 +46,17 @@ def test_a_page_is_what_its_figures_make(name: str, tmp_path: Path) -> None:
     WRITERS[name](read_figures(RESULTS / f"{name}.json"), tmp_path)
     assert written.read_text() == page
     assert {path.name for path in tmp_path.glob("*.png")} == {path.name for path in RESULTS.glob(f"{name}-*.png")}
-    missed = {"agents": 0, "cost": 13, "hybrids": 1, "load": 0, "real": 0, "store": 4, "stream": 4, "window": 2}
+    missed = {
+        "agents": 0,
+        "changed": 0,
+        "cost": 13,
+        "hybrids": 1,
+        "load": 0,
+        "real": 0,
+        "store": 4,
+        "stream": 4,
+        "window": 2,
+    }
     assert page.count("**missed**") == missed[name], "known to be missed, with the words"
 
 

@@ -10,9 +10,17 @@ from benchmarks.table import Cell, Plot, Table, bars_markdown, cell_text, markdo
 from benchmarks.variants.run import AT, bars_of
 
 NAME = "changed"
-FIGURES = {"rows": "rows", "encoded": "work", "moved": "moved", "agrees": "agrees", "KL": "KL"}
+FIGURES = {
+    "rows": "rows",
+    "encoded": "work",
+    "moved": "moved",
+    "encoder KL": "encoder KL",
+    "encoder agrees": "encoder agrees",
+    "KL": "KL",
+    "agrees": "agrees",
+}
 """Figures of a row, and their names in the table."""
-DRAWN = ("rows", "encoded", "agrees", "KL")
+DRAWN = {"rows": "rows", "encoded": "encoder's work", "agrees": "agrees", "KL": "KL"}
 """Those in the picture."""
 
 
@@ -27,7 +35,11 @@ def blocks(found: dict[str, Any]) -> dict[str, str]:
     """Return the tables of the page by the names of their blocks."""
     auto = [row for row in found["rows"] if row["method"] == "auto" and row["share"] == AT]
     lines = [
-        [row["model"], row["place"], *("" if row[name] is None else cell_text(float(row[name])) for name in FIGURES)]
+        [
+            row["model"],
+            row["place"],
+            *("" if (value := _figure(row, name)) is None else cell_text(value) for name in FIGURES),
+        ]
         for row in auto
     ]
     runs = "\n".join(f"- `{run['command']}`, {run['date']}" for run in found["runs"])
@@ -37,11 +49,18 @@ def blocks(found: dict[str, Any]) -> dict[str, str]:
 
 def pictures(found: dict[str, Any]) -> Iterator[Table]:
     """Yield the table whose plots are the page's picture: figures by share, of changes side by side."""
-    names = ("changed", *(FIGURES[name].replace("work", "encoder's work") for name in DRAWN), "model")
+    names = ("changed", *DRAWN.values(), "model")
     rows: list[tuple[Cell, ...]] = [
-        (row["share"], *(row[name] for name in DRAWN), row["model"])
+        (row["share"], *(_figure(row, name) for name in DRAWN), row["model"])
         for row in found["rows"]
         if row["method"] == "auto" and row["place"] == "region"
     ]
     plots = tuple(Plot("changed", name, "model", doubling=True) for name in names[1:-1])
     yield Table("shares", "Pictures of which a share changed, side by side", "", names, tuple(rows), plots)
+
+
+def _figure(row: dict[str, Any], name: str) -> float | None:
+    """Return a figure of a row; None without one, and for answers of random weights, which know nothing."""
+    value = row[name]
+    silent = value is None or (name.endswith("agrees") and row["model"].startswith("random"))
+    return None if silent else float(value)

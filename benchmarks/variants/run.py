@@ -19,7 +19,7 @@ from benchmarks.variants.towers import add_attention
 from emblema.engine.engine import Engine
 from emblema.kv.chunk import Chunk
 from emblema.link.policy.policy import Policy
-from emblema.link.prompt import ChunkPart, Prompt
+from emblema.link.prompt import ChunkPart, Prompt, Segment
 from emblema.link.strategies.auto import Auto
 from emblema.link.strategies.base import Strategy
 from emblema.link.strategies.blind import Blind
@@ -77,8 +77,13 @@ SUBJECTS = {
     subject.name: subject
     for subject in (
         Subject(WINDOWS),
-        *(Subject(f"reference-deepstack, {gain:g}", gain=gain) for gain in GAINS),
-        Subject("random 137m", side=32, shape="137m", shares=SHARES[:4], questions=1, methods=("blind", "auto")),
+        *(
+            Subject(
+                f"reference-deepstack, {gain:g}", gain=gain, shares=SHARES[:4], questions=4, methods=("blind", "auto")
+            )
+            for gain in GAINS
+        ),
+        Subject("random 137m", side=32, shape="137m", shares=(0.05, AT), questions=1, methods=("blind", "auto")),
     )
 }
 
@@ -154,6 +159,7 @@ def _records(engine: Engine, maps: Iterator[ChangedMap], methods: Sequence[str])
             if place == 0:
                 encoded, moved = sum(work) / whole, moved_by(prompt.chunk_parts[-1])
             full = _linked(engine, prompt, Full())
+            alone = full if moved is None else _linked(engine, prompt.map_chunks(_encoded_nearly), Full())
             for name in methods:
                 made = _linked(engine, prompt, METHODS[name])
                 again = made.usage.repeated_tokens if made.usage.fallback else 0
@@ -163,6 +169,8 @@ def _records(engine: Engine, maps: Iterator[ChangedMap], methods: Sequence[str])
                     "rows": (made.usage.computed_tokens + again - outside) / pages[1].tokens,
                     "encoded": encoded,
                     "moved": moved,
+                    "encoder agrees": None if moved is None else float(alone.logits.argmax() == full.logits.argmax()),
+                    "encoder KL": None if moved is None else divergence(full.logits, alone.logits),
                     "agrees": float(made.logits.argmax() == full.logits.argmax()),
                     "KL": divergence(full.logits, made.logits),
                     "seconds over full": made.trace.seconds / full.trace.seconds,
@@ -175,6 +183,14 @@ def _linked(engine: Engine, prompt: Prompt, strategy: Strategy) -> Prefill:
     made = engine.session.linker.link(LinkRequest(prompt, strategy, compared=True))
     engine.session.linker.forget_prompts()
     return made
+
+
+def _encoded_nearly(segment: Segment, part: ChunkPart) -> ChunkPart:
+    """Return a part that is computed whole, of what the encoder made of its changed cells alone."""
+    changed = part.changed
+    if changed is None or changed.encoded is None:
+        return part
+    return replace(part, chunk=replace(part.chunk, encoded=changed.encoded), changed=None)
 
 
 def moved_by(part: ChunkPart) -> float | None:

@@ -125,6 +125,15 @@ def test_a_change_that_moves_the_others_too_far_makes_a_new_picture(
     part = part_of(engine, drawn.changed.image())
     assert part.changed is None and encoded_pixels[-1] == size
     torch.testing.assert_close(part.chunk.encoded.embeds, whole(engine, drawn.changed.image()))
+    # After some in a row none is tried any more.
+    runs = []
+    for step in range(chunk_builder.MOST_FAR):
+        pixels = np.asarray(drawn.base.image()).copy()
+        pixels[28 * step : 28 * step + 20, 3:20] //= 3
+        encoded_pixels.clear()
+        assert part_of(engine, Image.fromarray(pixels)).changed is None
+        runs.append(len(encoded_pixels))
+    assert runs == [2] * (chunk_builder.MOST_FAR - 1) + [1]
 
 
 def test_equal_pixels_are_the_stored_picture(engine: Engine, drawn: ChangedMap) -> None:

@@ -32,8 +32,10 @@ from emblema.store.store import TenantStore
 
 REMEMBERED_BYTES = 32 * 2**20
 """Bytes of encodings that are remembered, at most, of media that the store lacks."""
-MOST_MOVED = 0.03
-"""How far what did not change may move in the encoder (`encode_nearly`); answers diverge by 0.04 nats at 0.06."""
+MOST_MOVED = 0.02
+"""How far what did not change may move in the encoder (`encode_nearly`); answers diverge by 0.015 nats at 0.033."""
+MOST_FAR = 3
+"""Pictures in a row of which more moved, after which pictures of this encoder count as new without a try."""
 
 
 class EncoderInput:
@@ -146,7 +148,7 @@ class ChunkBuilder:
         self._preparer = preparer
         self.captured_tokens = 0
         self._most_changed, self.pictures = most_changed, KnownPictures(most_changed)
-        self._tower_bytes = tower_bytes
+        self._tower_bytes, self._far = tower_bytes, 0
         # What the encoder made of media that came with prompts and are in no store yet; the oldest go first.
         self._encodings: OrderedDict[str, _Encoding] = OrderedDict()
         self._known, self._options = KnownMedia.of(store), dict[str, Any]()
@@ -258,7 +260,8 @@ class ChunkBuilder:
             encoded = encode_changed(self.adapter, cells, near.changed, base.encoded)
         else:
             encoded, moved = encode_nearly(self.adapter, cells, near.changed, base.encoded, rows)
-        if moved > MOST_MOVED:
+        self._far = self._far + 1 if moved > MOST_MOVED else 0
+        if self._far:
             return _Encoding(self._encode_whole(pending, cells))
         differs = torch.isin(cells.tokens, torch.tensor(near.changed, dtype=torch.int64))
         ranges = runs_of(encoded.visual.nonzero().squeeze(1)[differs])
@@ -285,7 +288,8 @@ class ChunkBuilder:
         if is_mapped(self.adapter.layouts, len(prepared.token_ids)):
             return None
         cells = self.adapter.cells(prepared)
-        return None if cells is None or not (cells.alone or self._tower_bytes) else cells
+        tried = self._tower_bytes > 0 and self._far < MOST_FAR
+        return None if cells is None or not (cells.alone or tried) else cells
 
     def stored(self, id: str) -> Chunk | None:
         """Return a chunk that the store has and that is of this model, or None."""
