@@ -15,7 +15,7 @@ from emblema.models.encode_parts import encode_changed, encode_nearly, encode_no
 from emblema.models.families.base import Prepared
 from tests.families.running import Loaded, loaded
 
-WHOLE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
+WHOLE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 PLENTY = 2**30
 
 
