@@ -9,7 +9,7 @@ from benchmarks.agents.figures import PRICES, Figures, Row
 from benchmarks.blocks import write_blocks
 from benchmarks.load.stages import FULL, PREFIX
 from benchmarks.plots import draw_table
-from benchmarks.table import Bar, Cell, Plot, Table, cell_text, grouped, markdown_table, table_markdown
+from benchmarks.table import Bar, Cell, Plot, Table, cell_text, grouped, markdown_table
 
 if TYPE_CHECKING:
     from rich.table import Table as ScreenTable
@@ -118,11 +118,24 @@ def _cell(figure: str, row: Row | None, method: str) -> str:
 
 
 def _saturation(rows: list[Row]) -> str:
-    columns = ("model", "rule", "engine", "method", "sessions", "answers_s", "throughput")
-    names = (*columns[:5], "answers/s", "over plain")
-    return table_markdown(
-        Table("saturation", "", "", names, tuple(tuple(row[name] for name in columns) for row in rows))
-    )
+    """Return a line for each model, rule and number of sessions, and a column for each figure and arm."""
+    arms = dict.fromkeys((row["engine"], row["method"]) for row in rows)
+    by = {(*_asked(row), row["engine"], row["method"]): row for row in rows}
+    columns = [("answers/s", "answers_s", arm) for arm in arms]
+    columns += [("over plain", "throughput", arm) for arm in arms if arm[1] not in PLAIN]
+    lines = [
+        [*map(str, asked), *(_told(by.get((*asked, *arm)), figure) for _, figure, arm in columns)]
+        for asked in dict.fromkeys(map(_asked, rows))
+    ]
+    return markdown_table(("model", "rule", "sessions", *(f"{name} {_arm(*arm)}" for name, _, arm in columns)), lines)
+
+
+def _asked(row: Row) -> tuple[str, str, int]:
+    return row["model"], row["rule"], row["sessions"]
+
+
+def _told(row: Row | None, name: str) -> str:
+    return "" if row is None or row[name] is None else cell_text(float(row[name]))
 
 
 def _runs(found: Figures) -> str:

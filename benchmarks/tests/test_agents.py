@@ -176,6 +176,17 @@ def test_figures_of_a_run_take_the_place_of_the_same_arms(tmp_path: Path) -> Non
         read_agents(tmp_path / "agents.json")
 
 
+def test_sessions_at_once_have_a_line_for_each_rule() -> None:
+    about = {"model": "m", "rule": "cap", "sessions": 3}
+    rows = [
+        {**about, "engine": engine, "method": method, "answers_s": speed, "throughput": speed / 0.5}
+        for engine, method, speed in (("vllm", AUTO, 0.25), ("vllm", KEEP, 1.0), ("vllm-stock", "stock", 0.5))
+    ]
+    told = blocks({"rules": [], "runs": [], "bars": [], "saturation": rows})["saturation"]
+    assert "over plain vllm | over plain vllm-kept |\n" in told
+    assert told.splitlines()[-1] == "| m | cap | 3 | 0.250 | 1.000 | 0.500 | 0.500 | 2.000 |"
+
+
 def test_a_little_run_on_the_embedded_engine(tmp_path: Path) -> None:
     asked = ("--requests", "6", "--size", "112", "--pictures", "2", "--rules", "keep,crop", "--seed", "3", "--plain")
     done = benchmarks("agents", *asked, "--report", str(tmp_path))
