@@ -207,8 +207,8 @@ def test_nothing_is_captured_where_that_is_off_or_declined(captures: PageCapture
 def test_pictures_of_conversations_that_grow_are_captured_once_others_show_them() -> None:
     planning = RequestPlanning(SPEC, Store(), "auto", print)
 
-    def captured(*names: str) -> set[str]:
-        plan, queue = planning.plan(request(*names)), CaptureQueue(lambda *given: None)
+    def captured(*names: str, **options: object) -> set[str]:
+        plan, queue = planning.plan(request(*names, **options)), CaptureQueue(lambda *given: None)
         queue.request(plan)
         shown = {chunk.id: name for name, (_, chunk) in zip(names, plan.prompt.chunk_segments, strict=True)}
         return {shown[capture.chunk.id] for capture in queue.waiting}
@@ -218,6 +218,7 @@ def test_pictures_of_conversations_that_grow_are_captured_once_others_show_them(
         for turns in range(1, 5):
             captured(*(f"{number} {turn}" for turn in range(turns)))
     assert captured("new") == captured("new", "newer") == set(), "the next turn finds its rows in the prefix cache"
+    assert captured("new", strategy="blind") == {"new"}, "it is asked for"
     assert captured("x", "new") == set()
     assert captured("y", "new") == {"new"}, "the third prompt that has it elsewhere"
     plan, queue = planning.plan(request("last")), CaptureQueue(lambda *given: None)

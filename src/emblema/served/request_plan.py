@@ -197,7 +197,7 @@ class RequestPlanning:
         costs = replace(costs or RowCosts(), continued=lambda prompt: continued)
         made = self._plan(request, prompt, costs, measured or MeasuredLanes())
         made.continued = continued
-        if continued > MOST_CONTINUED:
+        if continued > MOST_CONTINUED and self.strategy_of(request) == "auto":
             contexts = self._contexts.latest(request.store_salt, RecentSightings)
             made.passing = frozenset(chunk.id for chunk in made.missing if contexts.count((chunk.id,)) < FEW_CONTEXTS)
         if not made.awaits:
