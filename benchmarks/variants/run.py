@@ -117,8 +117,8 @@ def measure(subject: Subject, seed: int, items: int, screen: Console, device: st
 def put(found: dict[str, Any], measured: dict[str, Any]) -> None:
     """Put what was measured in the place of what was found of the same models."""
     for name in ("runs", "rows"):
-        anew = {row["model"] for row in measured[name]}
-        found[name] = [row for row in found.get(name, []) if row["model"] not in anew] + measured[name]
+        measured_now = {row["model"] for row in measured[name]}
+        found[name] = [row for row in found.get(name, []) if row["model"] not in measured_now] + measured[name]
 
 
 def bars_of(found: dict[str, Any]) -> list[Bar]:

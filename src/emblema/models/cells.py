@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from secrets import randbits
 from typing import Any
 
@@ -14,8 +14,11 @@ from xxhash import xxh3_128_digest
 
 from emblema.models.families.base import PART, PART_SIZES, Family, Prepared
 
-_SEED = randbits(64)
-"""Of digests, another in each process: no contents can be made that have the same."""
+
+@cache
+def _seed() -> int:
+    """Return the seed of this process's digests: who does not know it cannot make contents that have the same."""
+    return randbits(64)
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class PictureCells:
     @cached_property
     def digests(self) -> numpy.ndarray:
         """A digest of each cell's contents, [cells, 2] uint64, to be compared with others of this process alone."""
-        written = b"".join(xxh3_128_digest(content, seed=_SEED) for content in self.contents)
+        written = b"".join(xxh3_128_digest(content, seed=_seed()) for content in self.contents)
         return numpy.frombuffer(written, dtype=numpy.uint64).reshape(-1, 2)
 
     def order(self, cells: Sequence[int]) -> Tensor:

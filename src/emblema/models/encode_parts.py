@@ -55,7 +55,7 @@ def encode_nearly(
 ) -> tuple[Encoded, float]:
     """Run the encoder on cells that differ from those of another picture of the same shape, among the other's.
 
-    They attend the others as they were. The others are not made anew, but for some: how far these move tells how far
+    They attend the others as they were. The others are not made again, but for some: how far these move tells how far
     all do.
 
     Args:
@@ -94,7 +94,7 @@ def _with_features(base: Encoded, order: Tensor, features: Features, device: tor
     return replace(base, embeds=embeds, deepstack=deepstack)
 
 
-def _moved(held: Features, places: Tensor, anew: Features) -> float:
+def _moved(held: Features, places: Tensor, now: Features) -> float:
     """Return how far some of a picture's features moved, over the spread of all; 0 without places.
 
     Both are root mean squares, the spread of the distances from their mean.
@@ -102,12 +102,12 @@ def _moved(held: Features, places: Tensor, anew: Features) -> float:
     Args:
         held: of the picture's media tokens.
         places: [tokens] int64, of some of them.
-        anew: what these are now.
+        now: what these are now.
     """
     if not len(places):
         return 0.0
     spread = far = 0.0
-    for rows, own in zip((held.media, *held.deepstack), (anew.media, *anew.deepstack), strict=True):
+    for rows, own in zip((held.media, *held.deepstack), (now.media, *now.deepstack), strict=True):
         rows = rows.float()
         spread += float((rows - rows.mean(dim=0)).square().sum(dim=1).mean())
         far += float((own.to(rows) - rows[places.to(rows.device)]).square().sum(dim=1).mean())

@@ -116,7 +116,7 @@ class Answer:
         note: called once with the first reply, its tokens those of all, when all are there.
         written: rows of chunks that were made for parts with a breakpoint.
         remarks: what could not be done as asked before the prompt was linked.
-        places: where each piece of media stands in the client's messages; none where they were translated.
+        places: where each piece of media is in the client's messages; none where they were translated.
     """
 
     form: AnswerForm

@@ -140,7 +140,7 @@ class QuestionRuns(PromptLoads[Reading]):
         Args:
             reading: it.
             rows: their numbers [rows] int64.
-            first: row of the prompt that the first of them stands at in the run.
+            first: the row that the first of them has in the run.
         """
         self._count += 1
         order, state = reading.order, reading.state
